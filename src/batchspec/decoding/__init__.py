@@ -1,0 +1,1 @@
+"""One round each: draft, verify, commit, roll back."""

@@ -1,0 +1,47 @@
+"""One round over packed rows: draft, pack, forward, verify, commit, roll back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+
+import torch
+from torch import Tensor
+
+from batchspec.decoding.commit import commit
+from batchspec.drafting.drafter import Draft, Drafter
+from batchspec.layout.packed import pack
+from batchspec.models.runner import PackedRunner
+from batchspec.request import Sequence
+from batchspec.sampling.processors import forbid_ends
+from batchspec.sampling.verification import verify_greedy
+
+
+def packed_round(
+    rows: Rows[Sequence], runner: PackedRunner, drafter: Drafter, num_speculative_tokens: int
+) -> None:
+    """Advance every row by 1 to K + 1 tokens with one forward pass of the target.
+
+    Row `i` of the cache is `rows[i]`; all its tokens but the newest are cached. Each row drafts as many tokens
+    as it has use for, whatever the others do.
+    """
+    draft = drafter.propose(rows, [row.draft_limit(num_speculative_tokens) for row in rows])
+    num_new = [1 + num_drafted for num_drafted in draft.num_tokens]
+    step = pack([row.length for row in rows], num_new, runner.device)
+    newest = torch.tensor([row.token_ids[-1:] for row in rows]).to(runner.device, non_blocking=True)
+    grid = torch.cat([newest, draft.token_ids], dim=1)  # [rows, 1 + K]
+    logits = runner.forward(step, grid.flatten()[step.grid_index])  # [N, vocabulary]
+    logits = forbid_ends(
+        logits, num_new, [row.num_tokens_before_end for row in rows], [row.end_token_ids for row in rows]
+    )
+    num_drafted = torch.tensor(draft.num_tokens).to(runner.device, non_blocking=True)
+    verdict = verify_greedy(logits, draft.token_ids, num_drafted)
+    for row, tokens, drafted in zip(rows, _gained_tokens(draft, verdict.num_accepted, verdict.next_token), draft.num_tokens, strict=True):
+        commit(row, tokens, drafted)
+        row.length = len(row.token_ids) - 1  # roll back: what lies behind is stale, and will be overwritten
+
+
+def _gained_tokens(draft: Draft, num_accepted: Tensor, next_token: Tensor) -> list[list[int]]:
+    """Accepted draft tokens and the next token of each row, on the host: the round's one synchronisation."""
+    columns = [num_accepted.unsqueeze(1), next_token.unsqueeze(1), draft.token_ids]
+    table = torch.cat(columns, dim=1).tolist()
+    return [[*drafted[:accepted], following] for accepted, following, *drafted in table]

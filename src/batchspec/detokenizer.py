@@ -1,0 +1,91 @@
+"""Token by token to text: never half a character, and cut at stop strings."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from batchspec.request import SamplingParams
+
+CONTEXT_TOKENS = 6
+"""Prompt tokens that are decoded along with the first output tokens, so that spaces come out as in the middle
+of a text and not as at its start."""
+
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer decodes bytes to that are no character (yet)."""
+
+
+class Detokenizer:
+    """The text of one request.
+
+    Two offsets move along the tokens: text up to `_read` has been given out, and decoding starts at `_prefix`, a
+    few tokens before it, since a token's text depends on its neighbour's. New text is what the longer of two
+    decodings from `_prefix` has more than the shorter one; it is held back while it ends within a character.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], params: SamplingParams) -> None:
+        self._tokenizer = tokenizer
+        self._params = params
+        self._token_ids = prompt[-CONTEXT_TOKENS:]
+        self._prefix = 0
+        self._read = len(self._token_ids)
+        self._num_output = 0
+        self._search_from = 0
+        self._is_cut = False
+        self.text = ""
+
+    def push(self, token_id: int) -> str | None:
+        """Add a token; returns the stop string that it completed, after cutting the text there."""
+        self._token_ids.append(token_id)
+        self._num_output += 1
+        new = self._new_text()
+        self.text += new
+        if self._num_output <= self._params.min_tokens:
+            self._search_from = len(self.text)
+            return None
+        return self._cut_at_stop(len(new)) if new and self._params.stop_strings else None
+
+    def text_so_far(self) -> str:
+        """The text that no later token can take back: without what may turn out to begin a stop string."""
+        return self.text if self._is_cut else self.text[: len(self.text) - self._held_back()]
+
+    def _new_text(self) -> str:
+        before = self._decode(self._token_ids[self._prefix : self._read])
+        after = self._decode(self._token_ids[self._prefix :])
+        if len(after) <= len(before) or after.endswith(INCOMPLETE):
+            return ""
+        self._prefix, self._read = self._read, len(self._token_ids)
+        return after[len(before) :]
+
+    def _decode(self, token_ids: list[int]) -> str:
+        text = self._tokenizer.decode(
+            token_ids,
+            skip_special_tokens=self._params.skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+        return str(text)
+
+    def _cut_at_stop(self, num_new: int) -> str | None:
+        """Cut at the first stop string that ends within the new text."""
+        found: list[tuple[int, str]] = []
+        for stop in self._params.stop_strings:
+            start = max(self._search_from, len(self.text) - num_new - len(stop) + 1)
+            place = self.text.find(stop, start)
+            if place >= 0:
+                found.append((place, stop))
+        if not found:
+            return None
+        place, stop = min(found, key=lambda match: match[0])
+        self.text = self.text[: place + len(stop) * self._params.include_stop_str_in_output]
+        self._is_cut = True
+        return stop
+
+    def _held_back(self) -> int:
+        """Characters at the end of the text that begin a stop string."""
+        if self._params.include_stop_str_in_output:
+            return 0
+        longest = 0
+        for stop in self._params.stop_strings:
+            for size in range(longest + 1, len(stop)):
+                if self.text.endswith(stop[:size]):
+                    longest = size
+        return longest

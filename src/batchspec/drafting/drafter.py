@@ -1,0 +1,59 @@
+"""What a drafter is, and the one that never drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from batchspec.request import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The draft tokens of one round."""
+
+    token_ids: Tensor  # [rows, K] int64 on the target's device, K the longest draft; 0 behind a row's draft
+    num_tokens: list[int]  # [rows], each 0 ... K
+
+    @classmethod
+    def from_lists(cls, drafts: list[list[int]], device: torch.device) -> Draft:
+        """Lay ragged lists out in a rectangle.
+
+        >>> Draft.from_lists([[7, 8], [], [9]], torch.device("cpu")).token_ids.tolist()
+        [[7, 8], [0, 0], [9, 0]]
+        """
+        num_tokens = [len(draft) for draft in drafts]
+        longest = max(num_tokens, default=0)
+        padded = [draft + [0] * (longest - len(draft)) for draft in drafts]
+        token_ids = torch.tensor(padded, dtype=torch.long).view(len(drafts), longest)
+        return cls(token_ids.to(device, non_blocking=True), num_tokens)
+
+
+class Drafter(Protocol):
+    """Proposes draft tokens for rows. What it remembers of a row it rolls back by itself: a row's committed
+    tokens are all it needs to know, and only ever grow at their end."""
+
+    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
+        """Draft at most `limits[i]` tokens that may follow `rows[i].token_ids`; fewer or none are welcome."""
+        ...
+
+    def release_row(self, row: int, last: int) -> None:
+        """Forget `row`; row `last` takes its place (nothing moves if they are the same)."""
+        ...
+
+
+class NoDrafter:
+    """Drafts nothing: the loop then is plain autoregressive decoding, one token per row and round."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
+        return Draft.from_lists([[] for _ in rows], self.device)
+
+    def release_row(self, row: int, last: int) -> None:
+        """Nothing is remembered."""

@@ -1,0 +1,163 @@
+"""The engine: requests in, tokens out. Token ids only; it knows nothing of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from dataclasses import replace
+
+from batchspec.config import EngineConfig
+from batchspec.decoding.packed import packed_round
+from batchspec.drafting.drafter import Drafter
+from batchspec.models.runner import PackedRunner
+from batchspec.request import RequestOutput, SamplingParams, Sequence, TokenWatch
+from batchspec.scheduler import Scheduler
+from batchspec.stats import EngineStats
+
+
+class Engine:
+    """Decodes many requests together, a round of the whole batch per `step`.
+
+    A request that ends frees its row at once, and the next waiting one takes it before the next round.
+    """
+
+    def __init__(
+        self,
+        runner: PackedRunner,
+        drafter: Drafter,
+        config: EngineConfig,
+        vocab_size: int,
+        eos_token_ids: frozenset[int] = frozenset(),
+        bos_token_id: int | None = None,
+    ) -> None:
+        self.runner = runner
+        self.drafter = drafter
+        self.config = config
+        self.vocab_size = vocab_size
+        self.eos_token_ids = eos_token_ids
+        self.bos_token_id = bos_token_id
+        self.scheduler = Scheduler(config.max_num_seqs)
+        self._finished_stats = EngineStats()
+        self._is_stepping = False
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Tokens[int],
+        params: SamplingParams | None = None,
+        watch: TokenWatch | None = None,
+    ) -> None:
+        """Queue a request. `watch` sees each output token that becomes text and may end the request by it.
+
+        Raises:
+            ValueError: the id is in use, the prompt is empty (and the model has no BOS token), holds a token id
+                outside the vocabulary, or leaves no room for an output token in the context window.
+        """
+        self.add_sequence(self.make_sequence(request_id, prompt_token_ids, params, watch))
+
+    def add_sequence(self, sequence: Sequence) -> None:
+        """Queue what `make_sequence` made.
+
+        Raises:
+            ValueError: the id is in use.
+        """
+        if self.scheduler.find(sequence.request_id) is not None:
+            raise ValueError(f"request_id {sequence.request_id!r} is in use by an unfinished request")
+        self.scheduler.add(sequence)
+
+    def make_sequence(
+        self,
+        request_id: str,
+        prompt_token_ids: Tokens[int],
+        params: SamplingParams | None = None,
+        watch: TokenWatch | None = None,
+    ) -> Sequence:
+        """Check a request and give it the state of a sequence, not queued yet; raises as `add_request` does."""
+        params = params or SamplingParams()
+        token_ids = list(prompt_token_ids)
+        if not token_ids:
+            if self.bos_token_id is None:
+                raise ValueError("prompt must not be empty: this model has no BOS token to start from")
+            token_ids = [self.bos_token_id]
+        self._check_ids("prompt", token_ids)
+        self._check_ids("stop_token_ids", params.stop_ids)
+        room = self.config.max_model_len - len(token_ids)
+        if room < 1:
+            raise ValueError(
+                f"prompt must have at most {self.config.max_model_len - 1} tokens (max_model_len less one for "
+                f"the output), got {len(token_ids)}"
+            )
+        return Sequence(
+            request_id=request_id,
+            params=params,
+            token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
+            max_length=len(token_ids) + min(room, params.max_tokens or room),
+            eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
+            watch=watch,
+        )
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    def step(self) -> list[RequestOutput]:
+        """Admit waiting requests and run one round. Returns a snapshot of every request that took part."""
+        self.scheduler.admit()
+        rows = list(self.scheduler.running)
+        if not rows:
+            return []
+        self._prefill()
+        self._is_stepping = True
+        try:
+            packed_round(rows, self.runner, self.drafter, self.config.num_speculative_tokens)
+        finally:
+            self._is_stepping = False
+            self._release_finished()
+        self._finished_stats.num_steps += 1
+        self._finished_stats.num_row_rounds += self.config.max_num_seqs
+        return [row.to_output() for row in rows]
+
+    def abort_request(self, request_id: str) -> RequestOutput | None:
+        """End a request now, with what it has; its row is free for the next. None if no such request is left."""
+        sequence = self.scheduler.find(request_id)
+        if sequence is None:
+            return None
+        sequence.finish_reason = "abort"
+        if sequence in self.scheduler.waiting:
+            self.scheduler.waiting.remove(sequence)
+        elif not self._is_stepping:  # from within a round (a token watch): freed when the round ends
+            self._release_finished()
+        return sequence.to_output()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters over all requests so far, the running ones included."""
+        total = replace(self._finished_stats)
+        for sequence in self.scheduler.running:
+            total.add(sequence.stats)
+        return total
+
+    def _prefill(self) -> None:
+        """Compute the prompts of new rows, each alone, all but the last token: a round computes that one."""
+        for row, sequence in enumerate(self.scheduler.running):
+            missing = sequence.token_ids[sequence.length : -1]
+            if missing:
+                self.runner.prefill(row, missing, sequence.length)
+                sequence.length += len(missing)
+                self._finished_stats.num_prefilled_tokens += len(missing)
+
+    def _release_finished(self) -> None:
+        for row in reversed(range(len(self.scheduler.running))):
+            sequence = self.scheduler.running[row]
+            if sequence.is_finished:
+                last = self.scheduler.release(row)
+                self.drafter.release_row(row, last)
+                if row != last:
+                    self.runner.move_row(last, row, self.scheduler.running[row].length)
+                self._finished_stats.add(sequence.stats)
+
+    def _check_ids(self, name: str, token_ids: Tokens[int]) -> None:
+        for token in token_ids:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
+                raise ValueError(
+                    f"{name} must hold token ids from 0 to {self.vocab_size - 1} (the vocabulary), got {token!r}"
+                )

@@ -1,0 +1,1 @@
+"""Where tokens lie: rows, slots, positions. Index arithmetic only; knows no model."""

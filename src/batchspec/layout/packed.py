@@ -1,0 +1,110 @@
+"""The packed layout: one flat line of tokens, derived from one integer per row.
+
+A row is left-packed: token `j` of a sequence lives in slot `j` of its row, so position and slot are the same
+number and there is no padding. How many tokens of a row are cached is the only state; all that a step needs is
+derived here from those lengths, used for the step, and forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedStep:
+    """Index tensors of one forward pass over `N` tokens in the rows `first_row ... first_row + num_rows - 1`.
+
+    The tokens stand row by row on one line `[1, N]`. Attention lays its queries out on a grid
+    `[num_rows, num_columns]` instead; a row with fewer tokens than `num_columns` leaves grid places empty.
+    """
+
+    first_row: int
+    num_rows: int
+    num_columns: int
+    """Most tokens of any row: the width of the query grid."""
+    num_slots: int
+    """Slots that attention has to read: the length of the longest row after the step."""
+    cache_rows: Tensor
+    """`[N]` int64: cache row of each token."""
+    slots: Tensor
+    """`[N]` int64: slot of each token in its row, which is also its position."""
+    grid_index: Tensor
+    """`[N]` int64: place of each token in the flattened query grid."""
+    last_index: Tensor
+    """`[rows with tokens]` int64: place on the line of each row's last token."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.slots.shape[0]
+
+    @property
+    def is_full(self) -> bool:
+        """True when no grid place is empty: the line is the grid, and nothing has to be scattered."""
+        return self.num_tokens == self.num_rows * self.num_columns
+
+    def grid_positions(self) -> Tensor:  # [num_rows, num_columns]
+        """Positions of the queries; 0 at empty places, which then see slot 0 only (never nothing)."""
+        grid = self.slots.new_zeros(self.num_rows * self.num_columns)
+        return grid.index_copy_(0, self.grid_index, self.slots).view(self.num_rows, self.num_columns)
+
+
+def pack(
+    lengths: Sequence[int],  # [num_rows]
+    num_new: Sequence[int],  # [num_rows]
+    device: torch.device | str = "cpu",
+    first_row: int = 0,
+) -> PackedStep:
+    """Derive a step's layout: row `i` holds `lengths[i]` tokens and adds `num_new[i]` (0 is allowed).
+
+    Raises:
+        ValueError: the lists differ in length, or no row adds a token.
+
+    Example: three rows hold 5, 2 and 9 tokens and add 3, 1 and 2. Their new tokens a, b, c | d | e, f stand on
+    one line of 6; each goes to the slot behind those that its row holds. The query grid is 3 x 3 (a b c / d . . /
+    e f .), and attention reads up to slot 10, so 11 slots.
+
+    >>> step = pack([5, 2, 9], [3, 1, 2])
+    >>> step.cache_rows.tolist()
+    [0, 0, 0, 1, 2, 2]
+    >>> step.slots.tolist()
+    [5, 6, 7, 2, 9, 10]
+    >>> step.grid_index.tolist()
+    [0, 1, 2, 3, 6, 7]
+    >>> step.last_index.tolist()
+    [2, 3, 5]
+    >>> step.num_columns, step.num_slots, step.is_full
+    (3, 11, False)
+    >>> step.grid_positions().tolist()
+    [[5, 6, 7], [2, 0, 0], [9, 10, 0]]
+
+    Suppose that row 0 keeps one of its three tokens and row 2 both. Rolling back is setting the lengths to 6, 3
+    and 11: the next step derives everything else anew, and its tokens overwrite what was rejected.
+
+    >>> pack([6, 3, 11], [1, 1, 1]).slots.tolist()
+    [6, 3, 11]
+    """
+    if len(lengths) != len(num_new):
+        raise ValueError(f"lengths and num_new must be equally long, got {len(lengths)} and {len(num_new)}")
+    num_tokens, num_columns = sum(num_new), max(num_new, default=0)
+    if num_columns == 0:
+        raise ValueError("at least one row must add a token")
+    held, new = torch.tensor(lengths), torch.tensor(num_new)  # built on the host: one copy to the device below
+    ends = new.cumsum(0)
+    rows = torch.repeat_interleave(torch.arange(len(num_new)), new)
+    columns = torch.arange(num_tokens) - (ends - new)[rows]
+    index = torch.stack([rows + first_row, held[rows] + columns, rows * num_columns + columns])
+    index = index.to(device, non_blocking=True)
+    return PackedStep(
+        first_row=first_row,
+        num_rows=len(num_new),
+        num_columns=num_columns,
+        num_slots=max(length + n for length, n in zip(lengths, num_new, strict=True)),
+        cache_rows=index[0],
+        slots=index[1],
+        grid_index=index[2],
+        last_index=(ends[new > 0] - 1).to(device, non_blocking=True),
+    )

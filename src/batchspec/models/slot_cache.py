@@ -1,0 +1,94 @@
+"""A key/value cache that scatters: token `j` of a sequence lives in slot `j` of its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from batchspec.layout.packed import PackedStep
+
+GROWTH = 128
+"""Slots by which the cache grows at least. Small, as attention is faster over a cache it reads to the end."""
+
+
+class SlotCache(Cache):
+    """Keys and values of all layers, `[rows, kv heads, slots, head size]` each, allocated when first written.
+
+    It holds no lengths: which slots of a row count is said by the step's layout. So rolling a row back costs
+    nothing, and stale slots are overwritten by the next tokens. Slots start as zeros, since a masked slot
+    still meets a weight of exactly 0.0, and 0.0 times whatever memory held could be NaN.
+    """
+
+    def __init__(self, num_rows: int, max_slots: int) -> None:
+        super().__init__(layers=[])
+        self.num_rows = num_rows
+        self.max_slots = max_slots
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.step: PackedStep | None = None
+
+    def begin(self, step: PackedStep) -> None:
+        """Make `step` the layout of the coming forward pass and see that its slots exist.
+
+        Raises:
+            ValueError: the step needs a row or a slot that this cache never has.
+        """
+        if step.first_row + step.num_rows > self.num_rows:
+            raise ValueError(f"rows must be below {self.num_rows}, got {step.first_row + step.num_rows - 1}")
+        if step.num_slots > self.max_slots:
+            raise ValueError(f"a row must have at most {self.max_slots} tokens, got {step.num_slots}")
+        self.step = step
+        for store in (self.keys, self.values):
+            for layer, old in store.items():
+                if old.shape[2] < step.num_slots:
+                    store[layer] = self._grown(old, step.num_slots)
+
+    def update(
+        self,
+        key_states: Tensor,  # [1, kv heads, N, head size]
+        value_states: Tensor,  # [1, kv heads, N, value head size]
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:  # [rows of the step, kv heads, slots, head size] twice
+        """Write the step's tokens to their slots; give back views of the rows that the step attends to."""
+        if self.step is None:
+            raise RuntimeError("SlotCache.begin must be called before the forward pass")
+        if layer_idx not in self.keys:
+            self.keys[layer_idx] = self._allocate(key_states, self.step.num_slots)
+            self.values[layer_idx] = self._allocate(value_states, self.step.num_slots)
+        return (
+            self._write(self.keys[layer_idx], key_states, self.step),
+            self._write(self.values[layer_idx], value_states, self.step),
+        )
+
+    def move_row(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` slots of row `source` to row `target`."""
+        for store in (self.keys, self.values):
+            for tensor in store.values():
+                tensor[target, :, :length] = tensor[source, :, :length]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: rows have lengths of their own, and positions are always handed to the model."""
+        return 0
+
+    @staticmethod
+    def _write(store: Tensor, states: Tensor, step: PackedStep) -> Tensor:
+        store[step.cache_rows, :, step.slots] = states[0].transpose(0, 1)
+        return store[step.first_row : step.first_row + step.num_rows, :, : step.num_slots]
+
+    def _allocate(self, states: Tensor, num_slots: int) -> Tensor:
+        _, heads, _, head_size = states.shape
+        return states.new_zeros(self.num_rows, heads, self._capacity(num_slots), head_size)
+
+    def _grown(self, old: Tensor, num_slots: int) -> Tensor:
+        rows, heads, slots, head_size = old.shape
+        new = old.new_zeros(rows, heads, self._capacity(num_slots), head_size)
+        new[:, :, :slots] = old
+        return new
+
+    def _capacity(self, num_slots: int) -> int:
+        return min(-(-num_slots // GROWTH) * GROWTH, self.max_slots)

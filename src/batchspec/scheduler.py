@@ -1,0 +1,45 @@
+"""Who runs and who waits. No tensors: a row is a place in a list."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from batchspec.request import Sequence
+
+
+class Scheduler:
+    """First come, first served. Rows are dense: sequence `running[i]` owns row `i`, and there are no holes."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def admit(self) -> None:
+        """Let waiting sequences have the free rows, in their order."""
+        while self.waiting and len(self.running) < self.max_num_seqs:
+            self.running.append(self.waiting.popleft())
+
+    def release(self, row: int) -> int:
+        """Take the sequence out of `row` and let the last row's sequence move there; returns the last row.
+
+        >>> scheduler = Scheduler(max_num_seqs=3)
+        >>> scheduler.running = ["a", "b", "c"]
+        >>> scheduler.release(0), scheduler.running
+        (2, ['c', 'b'])
+        """
+        last = len(self.running) - 1
+        moved = self.running.pop()
+        if row != last:
+            self.running[row] = moved
+        return last
+
+    def find(self, request_id: str) -> Sequence | None:
+        """The running or waiting sequence of that request."""
+        for sequence in (*self.running, *self.waiting):
+            if sequence.request_id == request_id:
+                return sequence
+        return None
