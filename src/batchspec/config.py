@@ -50,9 +50,7 @@ class SpeculativeConfig:
         known = [field.name for field in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise ValueError(
-                f"speculative_config has no key {unknown[0]!r}; allowed are {', '.join(known)}"
-            )
+            raise ValueError(f"speculative_config has no key {unknown[0]!r}; allowed are {', '.join(known)}")
         if "method" not in values:
             raise ValueError(f"speculative_config needs the key 'method': one of {', '.join(METHODS)}")
         return cls(**values)

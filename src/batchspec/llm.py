@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
 from itertools import count
@@ -142,7 +142,8 @@ class LLM:
 
         `request_id` is the prompt's place in the list. Closing the iterator aborts what is still running.
         """
-        yield from self.run(self._prepare_all(_as_list(prompts), sampling_params))
+        requests = iter(self._prepare_all(_as_list(prompts), sampling_params))
+        yield from self.run(lambda: next(requests, None))
 
     def render_chat(self, messages: ListOf[Message]) -> Mapping[str, Any]:
         """Put a conversation into the chat template; gives a prompt of token ids, with its text.
@@ -173,23 +174,29 @@ class LLM:
         sequence = self.engine.make_sequence(name, token_ids, params)
         if self.tokenizer is None:
             return PreparedRequest(sequence, text, None)
-        detokenizer = Detokenizer(self.tokenizer, sequence.token_ids, params)
+        detokenizer = self.make_detokenizer(sequence.token_ids, params)
         sequence.watch = detokenizer.push
         return PreparedRequest(sequence, text, detokenizer)
 
-    def run(self, requests: Iterable[PreparedRequest]) -> Iterator[RequestOutput]:
-        """Run prepared requests, taken from the iterable as rows get free; yields snapshots after each round.
+    def make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer:
+        """A detokeniser for the output that follows a prompt."""
+        return Detokenizer(self._need_tokenizer("text"), prompt_token_ids, params)
+
+    def run(self, next_request: Callable[[], PreparedRequest | None]) -> Iterator[RequestOutput]:
+        """Run prepared requests; yields snapshots after each round.
+
+        `next_request` is called before each round while there is room, and may give None for "none now"; the run
+        ends when all requests are finished and it gives None.
 
         Raises:
             RuntimeError: another run of this LLM is not finished.
         """
         if self.engine.has_unfinished_requests():
             raise RuntimeError("this LLM is already generating; finish or close that run first")
-        source = iter(requests)
         live: dict[str, PreparedRequest] = {}
         try:
             while True:
-                self._top_up(source, live)
+                self._top_up(next_request, live)
                 if not self.engine.has_unfinished_requests():
                     return
                 for output in self.engine.step():
@@ -199,11 +206,12 @@ class LLM:
             for request_id in live:
                 self.engine.abort_request(request_id)
 
-    def _top_up(self, source: Iterator[PreparedRequest], live: dict[str, PreparedRequest]) -> None:
-        """Keep a batch of requests ready; more would only take memory."""
-        waiting = self.engine.scheduler.waiting
-        while len(live) < 2 * self.engine.config.max_num_seqs:
-            request = next(source, None)
+    def _top_up(
+        self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]
+    ) -> None:
+        """Keep every row busy; requests that would only wait are left where they come from."""
+        while len(live) < self.engine.config.max_num_seqs:
+            request = next_request()
             if request is None:
                 return
             live[request.sequence.request_id] = request
@@ -211,8 +219,9 @@ class LLM:
 
     def _finish(self, requests: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
+        source = iter(requests)
         with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as progress:
-            for output in self.run(requests):
+            for output in self.run(lambda: next(source, None)):
                 if output.finished:
                     finished[output.request_id] = output
                     progress.update()

@@ -50,9 +50,7 @@ class SamplingParams:
         if not _is_int(self.min_tokens) or self.min_tokens < 0:
             raise ValueError(f"min_tokens must be an integer of at least 0, got {self.min_tokens!r}")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise ValueError(
-                f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}"
-            )
+            raise ValueError(f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
         if not all(isinstance(string, str) and string for string in self.stop_strings):
             raise ValueError(f"stop must be a non-empty string or a list of them, got {self.stop!r}")
         if not all(_is_int(token) and token >= 0 for token in self.stop_ids):

@@ -10,10 +10,10 @@ class DecodingStats:
     """What rounds did, for one request or summed over an engine.
 
     >>> stats = DecodingStats()
-    >>> stats.count_round(num_draft_tokens=4, num_accepted_tokens=3)
-    >>> stats.count_round(num_draft_tokens=0, num_accepted_tokens=0)
-    >>> stats.num_rounds, stats.num_drafts, stats.acceptance_rate, stats.mean_acceptance_length
-    (2, 1, 0.75, 4.0)
+    >>> stats.count_round(num_draft_tokens=4, num_accepted_tokens=3, num_output_tokens=4)
+    >>> stats.count_round(num_draft_tokens=0, num_accepted_tokens=0, num_output_tokens=1)
+    >>> stats.num_rounds, stats.num_output_tokens, stats.acceptance_rate, stats.mean_acceptance_length
+    (2, 5, 0.75, 4.0)
     """
 
     num_rounds: int = 0
@@ -23,13 +23,15 @@ class DecodingStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     """Draft tokens that are in the output. Tokens behind the end of the request are not counted."""
+    num_output_tokens: int = 0
 
-    def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+    def count_round(self, num_draft_tokens: int, num_accepted_tokens: int, num_output_tokens: int) -> None:
         """Count one round of one row."""
         self.num_rounds += 1
         self.num_drafts += num_draft_tokens > 0
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
+        self.num_output_tokens += num_output_tokens
 
     def add(self, other: DecodingStats) -> None:
         """Add the counters of another."""
@@ -37,6 +39,7 @@ class DecodingStats:
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_output_tokens += other.num_output_tokens
 
     @property
     def acceptance_rate(self) -> float:

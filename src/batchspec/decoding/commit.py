@@ -18,4 +18,5 @@ def commit(sequence: Sequence, tokens: list[int], num_draft_tokens: int) -> None
         sequence.append(token, accepted=place < len(tokens) - 1)
         if sequence.is_finished:
             break
-    sequence.stats.count_round(num_draft_tokens, sum(sequence.accepted[num_before:]))
+    kept = sequence.accepted[num_before:]
+    sequence.stats.count_round(num_draft_tokens, sum(kept), len(kept))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 import torch
-from torch import Tensor
 
 from batchspec.decoding.commit import commit
 from batchspec.drafting.drafter import Draft, Drafter
@@ -13,7 +12,7 @@ from batchspec.layout.packed import pack
 from batchspec.models.runner import PackedRunner
 from batchspec.request import Sequence
 from batchspec.sampling.processors import forbid_ends
-from batchspec.sampling.verification import verify_greedy
+from batchspec.sampling.verification import Verdict, verify_greedy
 
 
 def packed_round(
@@ -35,13 +34,13 @@ def packed_round(
     )
     num_drafted = torch.tensor(draft.num_tokens).to(runner.device, non_blocking=True)
     verdict = verify_greedy(logits, draft.token_ids, num_drafted)
-    for row, tokens, drafted in zip(rows, _gained_tokens(draft, verdict.num_accepted, verdict.next_token), draft.num_tokens, strict=True):
-        commit(row, tokens, drafted)
+    for row, gained, num_drafted_tokens in zip(rows, _gained(draft, verdict), draft.num_tokens, strict=True):
+        commit(row, gained, num_drafted_tokens)
         row.length = len(row.token_ids) - 1  # roll back: what lies behind is stale, and will be overwritten
 
 
-def _gained_tokens(draft: Draft, num_accepted: Tensor, next_token: Tensor) -> list[list[int]]:
+def _gained(draft: Draft, verdict: Verdict) -> list[list[int]]:
     """Accepted draft tokens and the next token of each row, on the host: the round's one synchronisation."""
-    columns = [num_accepted.unsqueeze(1), next_token.unsqueeze(1), draft.token_ids]
+    columns = [verdict.num_accepted.unsqueeze(1), verdict.next_token.unsqueeze(1), draft.token_ids]
     table = torch.cat(columns, dim=1).tolist()
     return [[*drafted[:accepted], following] for accepted, following, *drafted in table]

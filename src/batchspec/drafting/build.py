@@ -39,9 +39,7 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
 
 
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
-    return NgramDrafter(
-        target.num_rows, config.prompt_lookup_max, config.prompt_lookup_min, target.runner.device
-    )
+    return NgramDrafter(target.num_rows, config.prompt_lookup_max, config.prompt_lookup_min, target.runner.device)
 
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
@@ -60,9 +58,7 @@ def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     return DraftModelDrafter(PackedRunner(draft, target.num_rows, window), target.num_rows, min(sizes))
 
 
-def check_same_tokenizer(
-    target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int
-) -> None:
+def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:
     """Both vocabularies must give every token that they share room for the same id; sizes may differ by padding.
 
     Raises:

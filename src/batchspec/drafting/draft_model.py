@@ -34,7 +34,9 @@ class DraftModelDrafter:
         drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
         if max(limits) == 0:
             return Draft(drafts, limits)
-        pending = [self._pending(row, s) if limit else [] for row, (s, limit) in enumerate(zip(rows, limits, strict=True))]
+        pending = [
+            self._pending(row, s) if limit else [] for row, (s, limit) in enumerate(zip(rows, limits, strict=True))
+        ]
         num_new = [len(tokens) for tokens in pending]
         inputs = torch.tensor([token for tokens in pending for token in tokens], device=self.runner.device)
         for column in range(max(limits)):

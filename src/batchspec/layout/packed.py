@@ -92,7 +92,10 @@ def pack(
     num_tokens, num_columns = sum(num_new), max(num_new, default=0)
     if num_columns == 0:
         raise ValueError("at least one row must add a token")
-    held, new = torch.tensor(lengths), torch.tensor(num_new)  # built on the host: one copy to the device below
+    held, new = (
+        torch.tensor(lengths),
+        torch.tensor(num_new),
+    )  # built on the host: one copy to the device below
     ends = new.cumsum(0)
     rows = torch.repeat_interleave(torch.arange(len(num_new)), new)
     columns = torch.arange(num_tokens) - (ends - new)[rows]

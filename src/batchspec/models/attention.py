@@ -6,25 +6,29 @@ from its position alone and is decided here, per layer, by the arguments that th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from batchspec.layout.packed import PackedStep
 
 NAME = "batchspec_packed"
 """The name under which transformers finds this attention function."""
 
-KNOWN_ARGUMENTS = frozenset({"dropout", "scaling", "sliding_window", "softcap", "s_aux", "is_causal"})
-"""What layers may pass to change the result. Other arguments describe layouts that do not exist here."""
-
-REFUSED_ARGUMENTS = ("position_bias", "head_mask", "attention_chunk_size")
+KNOWN_ARGUMENTS = frozenset(
+    {"sliding_window", "is_causal", "dropout", "position_ids", "use_cache", "cache_position"}
+    | {"output_attentions", "output_hidden_states", "output_router_logits"}
+)
+"""What layers may pass besides the named parameters: heeded here, or without effect on a decoder in eval mode.
+Anything else (position biases, chunks, indices of sparse attention) may change the result, and is refused."""
 
 
 class StepContext:
@@ -48,14 +52,22 @@ _context: ContextVar[StepContext] = ContextVar("batchspec_step_context")
 @contextmanager
 def packed_attention(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
     """Within this context `model` attends by `step`'s layout; outside of it the model is as it was."""
-    before = model.config._attn_implementation
+    before = [(config, config._attn_implementation) for config in _with_sub_configs(model.config)]
     token = _context.set(StepContext(step))
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = NAME  # passed on to all sub-configs
     try:
         yield
     finally:
-        model.config._attn_implementation = before
+        for config, name in before:  # outer configs first, as they pass theirs on
+            config._attn_implementation = name
         _context.reset(token)
+
+
+def _with_sub_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for name in config.sub_configs:
+        if (inner := getattr(config, name, None)) is not None:
+            yield from _with_sub_configs(inner)
 
 
 def packed_attention_forward(
@@ -65,7 +77,6 @@ def packed_attention_forward(
     value: Tensor,  # [rows, kv heads, slots, value head size]
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,  # [heads]
     **kwargs: Any,
@@ -74,22 +85,61 @@ def packed_attention_forward(
 
     `key` and `value` are what `SlotCache.update` returned. Grouped query heads are folded into the query axis,
     so keys and values are never repeated: a group of 3 heads over 2 columns is 6 queries of one kv head.
+
+    Raises:
+        ValueError: the layer attends by a rule other than causal, windowed or not.
     """
-    for name in REFUSED_ARGUMENTS:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"packed attention does not know {name}, which {type(module).__name__} passes")
+    _refuse_other_rules(module, attention_mask, kwargs)
     context = _context.get()
     step = context.step
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     num_groups = num_heads // num_kv_heads
     grid = _to_grid(query, step, num_kv_heads)  # [rows, kv heads, groups * columns, head size]
-    mask = context.mask(sliding_window, num_groups, query.dtype)
+    mask = context.mask(_window(module, kwargs), num_groups, query.dtype)
     if softcap is None and s_aux is None:
         out = F.scaled_dot_product_attention(grid, key, value, attn_mask=mask, scale=scaling)
     else:
         scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         out = _explicit_attention(grid, key, value, mask, scale, softcap, s_aux)
     return _from_grid(out, step, num_heads), None
+
+
+def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:
+    name = type(module).__name__
+    for argument, value in arguments.items():
+        if value is not None and argument not in KNOWN_ARGUMENTS:
+            raise ValueError(f"packed attention does not know {argument}, which {name} passes")
+    if attention_mask is not None:
+        raise ValueError(f"packed attention derives its own mask, and {name} passes one that the model built")
+    is_causal = arguments.get("is_causal")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise ValueError(f"packed attention is causal, and {name} is not")
+
+
+def _window(module: nn.Module, arguments: dict[str, Any]) -> int | None:
+    """How many slots, its own the last, a query of this layer sees; None: all before it.
+
+    Most layers pass their window, or None for no window. Those of qwen2_moe and phimoe pass nothing and leave it
+    to the mask that transformers builds from the config. Only such models' configs count: others may carry a
+    `sliding_window` that their code never reads.
+    """
+    if "sliding_window" in arguments:
+        window = arguments["sliding_window"]
+    elif builds_window_masks(type(module)):
+        config: Any = module.config
+        layer_types = getattr(config, "layer_types", None)
+        is_sliding = not layer_types or layer_types[module.layer_idx] == "sliding_attention"
+        window = getattr(config, "sliding_window", None) if is_sliding else None
+    else:
+        window = None
+    return window or None  # configs write 0 for no window, too
+
+
+@cache
+def builds_window_masks(kind: type[nn.Module]) -> bool:
+    """Does the file that defines this class, or one that it inherits from, use transformers' window masks?"""
+    files = (sys.modules.get(parent.__module__) for parent in kind.__mro__)
+    return any(hasattr(file, "create_sliding_window_causal_mask") for file in files)
 
 
 def _to_grid(query: Tensor, step: PackedStep, num_kv_heads: int) -> Tensor:
@@ -110,7 +160,7 @@ def _from_grid(out: Tensor, step: PackedStep, num_heads: int) -> Tensor:
     line = grid.reshape(rows * step.num_columns, num_heads, head_size)
     if not step.is_full:
         line = line.index_select(0, step.grid_index)
-    return line.unsqueeze(0)
+    return line.unsqueeze(0).contiguous()  # some models view it
 
 
 def _additive_mask(step: PackedStep, window: int | None, num_groups: int, dtype: torch.dtype) -> Tensor:

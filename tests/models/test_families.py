@@ -1,0 +1,170 @@
+"""Token ids equal those of `transformers.generate` on each prompt alone, family by family (promise P2)."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from math import ceil
+
+import pytest
+import torch
+from toy_models import FAMILIES, MAX_LENGTH, VOCAB_SIZE, make_model, make_model_of, noisy_copy
+from transformers import PreTrainedModel
+
+from batchspec import LLM, RequestOutput, SamplingParams
+
+BUDGET = 12
+DRAFT_LENGTH = 4
+LENGTHS = (1, 2, 4, 6, 9, 13, 19, 25)
+"""Of the prompts. Some lie below the window, some above it, and some cross it while they are continued."""
+
+DRAFTERS = ("none", "ngram", "noisy copy", "target itself", "unrelated")
+BATCH_SIZES = (1, 3, 8)
+WINDOWED = [name for name, family in FAMILIES.items() if "sliding_window" in family.overrides]
+
+
+def _make_prompts() -> list[list[int]]:
+    """Random token ids; the longer prompts say things twice, so that prompt lookup finds something."""
+    source = random.Random(0)
+    prompts = []
+    for length in LENGTHS:
+        prompt = [source.randrange(VOCAB_SIZE) for _ in range(length)]
+        if length >= 9:
+            prompt[length // 2 :] = prompt[: length - length // 2]
+        prompts.append(prompt)
+    return prompts
+
+
+PROMPTS = _make_prompts()
+
+
+@cache
+def target(family: str) -> PreTrainedModel:
+    return make_model(family)
+
+
+@cache
+def unrelated_model() -> PreTrainedModel:
+    return make_model_of("llama", {"num_hidden_layers": 1}, seed=9)
+
+
+def continue_alone(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+    """What transformers gives for a prompt by itself."""
+    tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=BUDGET)
+    return tokens[0, len(prompt) :].tolist()
+
+
+@cache
+def reference(family: str) -> list[list[int]]:
+    return [continue_alone(target(family), prompt) for prompt in PROMPTS]
+
+
+def prompt_numbers(batch_size: int) -> list[int]:
+    """All prompts, so that rows are freed and taken again; alone, for the sake of time, a short and a long one."""
+    return [2, 6] if batch_size == 1 else list(range(len(PROMPTS)))
+
+
+def make_llm(model: PreTrainedModel, drafter: str, batch_size: int) -> LLM:
+    if drafter == "none":
+        speculation = None
+    elif drafter == "ngram":
+        speculation = {"method": "ngram", "num_speculative_tokens": DRAFT_LENGTH}
+    else:
+        draft = {"noisy copy": lambda: noisy_copy(model), "target itself": lambda: model, "unrelated": unrelated_model}
+        speculation = {
+            "method": "draft_model",
+            "model": draft[drafter](),
+            "num_speculative_tokens": DRAFT_LENGTH,
+        }
+    return LLM(
+        model,
+        skip_tokenizer_init=True,
+        max_num_seqs=batch_size,
+        max_model_len=MAX_LENGTH,
+        speculative_config=speculation,
+    )
+
+
+@cache
+def run(family: str, drafter: str, batch_size: int) -> list[RequestOutput]:
+    llm = make_llm(target(family), drafter, batch_size)
+    prompts = [PROMPTS[number] for number in prompt_numbers(batch_size)]
+    return llm.generate(prompts, SamplingParams(max_tokens=BUDGET), use_tqdm=False)
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_equal_those_of_transformers(family: str, drafter: str, batch_size: int):
+    outputs = run(family, drafter, batch_size)
+    expected = [reference(family)[number] for number in prompt_numbers(batch_size)]
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * len(expected)
+
+
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_target_as_its_own_draft_model_gains_one_token_more_than_it_drafts(family: str, batch_size: int):
+    accepted = [place % (DRAFT_LENGTH + 1) != DRAFT_LENGTH for place in range(BUDGET)]
+    accepted[-1] = False  # the last round is cut to what the budget leaves
+    for output in run(family, "target itself", batch_size):
+        assert output.metrics.accepted == accepted
+        assert output.metrics.num_accepted_tokens == output.metrics.num_draft_tokens
+        assert output.metrics.num_rounds == ceil(BUDGET / (DRAFT_LENGTH + 1))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_noisy_copy_is_accepted_in_part(family: str):
+    metrics = [output.metrics for output in run(family, "noisy copy", 8)]
+    accepted = sum(metric.num_accepted_tokens for metric in metrics)
+    assert 0 < accepted < sum(metric.num_draft_tokens for metric in metrics)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_unrelated_draft_model_is_hardly_ever_accepted(family: str):
+    metrics = [output.metrics for output in run(family, "unrelated", 8)]
+    accepted = sum(metric.num_accepted_tokens for metric in metrics)
+    assert accepted <= 0.1 * sum(metric.num_draft_tokens for metric in metrics)
+
+
+def test_prompt_lookup_is_accepted_in_part():
+    metrics = [output.metrics for family in FAMILIES for output in run(family, "ngram", 8)]
+    accepted = sum(metric.num_accepted_tokens for metric in metrics)
+    assert 0 < accepted < sum(metric.num_draft_tokens for metric in metrics)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_model_is_left_as_it_was(family: str):
+    expected, model, fresh = reference(family)[6], target(family), make_model(family)
+    run(family, "target itself", 8)
+    assert model.config._attn_implementation == fresh.config._attn_implementation
+    for mine, other in ((model.parameters(), fresh.parameters()), (model.buffers(), fresh.buffers())):
+        assert all(torch.equal(*pair) for pair in zip(mine, other, strict=True))
+    assert continue_alone(model, PROMPTS[6]) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
+@pytest.mark.parametrize("drafter", ["none", "noisy copy", "target itself"])
+def test_end_token_ends_the_output_where_transformers_ends_it(family: str, drafter: str):
+    model = make_model(family)
+    model.generation_config.eos_token_id = [reference(family)[number][number] for number in (3, 5, 7)]
+    model.generation_config.pad_token_id = 0
+    expected = [continue_alone(model, prompt) for prompt in PROMPTS]
+    assert any(len(tokens) < BUDGET for tokens in expected)
+    outputs = make_llm(model, drafter, 3).generate(PROMPTS, SamplingParams(max_tokens=BUDGET), use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_references_are_varied_enough_to_tell_a_fault(family: str):
+    tokens = [token for output in reference(family) for token in output]
+    assert len(set(tokens)) > len(tokens) / 6
+    assert len({tuple(output) for output in reference(family)}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_references_depend_on_the_window(family: str):
+    entry = FAMILIES[family]
+    for window in (entry.overrides["sliding_window"] - 1, MAX_LENGTH):
+        other = make_model_of(entry.model_type, {**entry.overrides, "sliding_window": window}, entry.dtype)
+        assert continue_alone(other, PROMPTS[7]) != reference(family)[7]
