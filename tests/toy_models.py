@@ -37,11 +37,20 @@ SMALL: Mapping[str, Any] = {
 DROP = object()
 """As an override: the family's config has no such name."""
 
-GPT2_NAMES = {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH} | dict.fromkeys(
-    ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    + ("max_position_embeddings",),
+NO_SIZES = dict.fromkeys(
+    (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "max_position_embeddings",
+    ),
     DROP,
 )
+"""For configs that have names of their own for all of these."""
+
+GPT2_SIZES = NO_SIZES | {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": MAX_LENGTH}
 MULTI_HEAD = {"num_key_value_heads": DROP}
 ALTERNATING = {"num_hidden_layers": 4, "sliding_window": WINDOW}
 HEAD_SIZE = {"head_dim": 16}
@@ -131,24 +140,22 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family("phi3", {"sliding_window": WINDOW}),
     "phi3_longrope": Family("phi3", LONGROPE),
     "gpt_neox": Family("gpt_neox", MULTI_HEAD),
-    "gpt2": Family("gpt2", GPT2_NAMES),
+    "gpt2": Family("gpt2", GPT2_SIZES),
     "opt": Family("opt", MULTI_HEAD | {"intermediate_size": DROP, "ffn_dim": 64}),
     "starcoder2": Family("starcoder2", {"sliding_window": WINDOW}),
     "olmo": Family("olmo"),
     "olmo2": Family("olmo2"),
     "olmo3": Family("olmo3", ALTERNATING),
-    "granite": Family(
-        "granite", {"attention_multiplier": 0.4, "residual_multiplier": 0.7, "logits_scaling": 2.0}
-    ),
+    "granite": Family("granite", {"attention_multiplier": 0.4, "residual_multiplier": 0.7, "logits_scaling": 2.0}),
     "cohere": Family("cohere", {"logit_scale": 0.5}),
     "cohere2": Family("cohere2", ALTERNATING | HEAD_SIZE | {"logit_scale": 0.5}),
     "smollm3": Family("smollm3", ALTERNATING | {"use_sliding_window": True, "no_rope_layer_interval": 2}),
     "glm": Family("glm", HEAD_SIZE),
     "glm4": Family("glm4", HEAD_SIZE),
-    "gptj": Family("gptj", GPT2_NAMES | {"rotary_dim": 8}),
-    "codegen": Family("codegen", GPT2_NAMES | {"rotary_dim": 8}),
+    "gptj": Family("gptj", GPT2_SIZES | {"rotary_dim": 8}),
+    "codegen": Family("codegen", GPT2_SIZES | {"rotary_dim": 8}),
     "stablelm": Family("stablelm", {"qk_layernorm": True, "partial_rotary_factor": 0.5}),
-    "gpt_bigcode": Family("gpt_bigcode", GPT2_NAMES | {"multi_query": True}),
+    "gpt_bigcode": Family("gpt_bigcode", GPT2_SIZES | {"multi_query": True}),
     "exaone4": Family("exaone4", ALTERNATING | {"sliding_window_pattern": 2}),
     "nemotron": Family("nemotron"),
     "ernie4_5": Family("ernie4_5", HEAD_SIZE),
@@ -225,7 +232,7 @@ def noisy_copy(model: PreTrainedModel, scale: float = 0.05, seed: int = 1) -> Pr
 
 @torch.no_grad()
 def _fill(model: PreTrainedModel) -> None:
-    """Matrices large, embeddings larger, and biases and norms moved off their 0 and 1, so that all of them count."""
+    """Make matrices large and embeddings larger; move biases and norms off their 0 and 1, so that they count."""
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             parameter.normal_(0.0, 1.5 * parameter.shape[-1] ** -0.5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, cast
 
 from batchspec.stats import DecodingStats
 
@@ -40,9 +40,8 @@ class SamplingParams:
     """Leave special tokens out of the text."""
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop", _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
         if isinstance(self.temperature, bool) or self.temperature != 0:
             raise ValueError(f"temperature must be 0.0 (greedy decoding), got {self.temperature!r}")
         if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
@@ -62,12 +61,19 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as it was normalised: always a tuple."""
-        return tuple(self.stop or ())
+        return cast("tuple[str, ...]", self.stop)
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """`stop_token_ids` as it was normalised: always a tuple."""
-        return tuple(self.stop_token_ids or ())
+        return cast("tuple[int, ...]", self.stop_token_ids)
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    """None is nothing, a list is itself, anything else is a list of one."""
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def _is_int(value: object) -> bool:

@@ -70,7 +70,11 @@ def make_llm(model: PreTrainedModel, drafter: str, batch_size: int) -> LLM:
     elif drafter == "ngram":
         speculation = {"method": "ngram", "num_speculative_tokens": DRAFT_LENGTH}
     else:
-        draft = {"noisy copy": lambda: noisy_copy(model), "target itself": lambda: model, "unrelated": unrelated_model}
+        draft = {
+            "noisy copy": lambda: noisy_copy(model),
+            "target itself": lambda: model,
+            "unrelated": unrelated_model,
+        }
         speculation = {
             "method": "draft_model",
             "model": draft[drafter](),

@@ -15,6 +15,7 @@ from batchspec.sampling.processors import forbid_ends
 from batchspec.sampling.verification import Verdict, verify_greedy
 
 
+@torch.inference_mode()
 def packed_round(
     rows: Rows[Sequence], runner: PackedRunner, drafter: Drafter, num_speculative_tokens: int
 ) -> None:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any
 
 import torch
@@ -135,7 +134,6 @@ def _window(module: nn.Module, arguments: dict[str, Any]) -> int | None:
     return window or None  # configs write 0 for no window, too
 
 
-@cache
 def builds_window_masks(kind: type[nn.Module]) -> bool:
     """Does the file that defines this class, or one that it inherits from, use transformers' window masks?"""
     files = (sys.modules.get(parent.__module__) for parent in kind.__mro__)

@@ -1,0 +1,229 @@
+"""Text in, text out, on a toy llama over bytes: the same request gives the same output, field by field."""
+
+import dataclasses
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from toy_folders import VOCABULARY, save_text_llama, text_llama
+from toy_text import byte_tokenizer
+
+from batchspec import LLM, SamplingParams
+
+MODEL = text_llama(seed=1)
+TOKENIZER = byte_tokenizer()
+DRAFTING = {
+    "none": None,
+    "ngram": {"method": "ngram", "num_speculative_tokens": 5},
+    "itself": {"method": "draft_model", "model": MODEL, "num_speculative_tokens": 3},
+    "unrelated": {"method": "draft_model", "model": text_llama(seed=2), "num_speculative_tokens": 2},
+}
+
+
+def make_llm(name="none", max_num_seqs=3, **changes):
+    return LLM(
+        MODEL, tokenizer=TOKENIZER, speculative_config=DRAFTING[name], max_num_seqs=max_num_seqs, **changes
+    )
+
+
+@pytest.fixture(scope="module")
+def llms():
+    return {name: make_llm(name) for name in DRAFTING}
+
+
+def without_metrics(outputs):
+    return [dataclasses.replace(output, metrics=None) for output in outputs]
+
+
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 24),
+    min_tokens=st.integers(0, 1),
+    stop=st.lists(st.text("aeinrst .", min_size=1, max_size=2), max_size=3),
+    stop_token_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
+    ignore_eos=st.booleans(),
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(requests=st.lists(st.tuples(st.text("ab <\n", min_size=1, max_size=12), params), min_size=1, max_size=6))
+def test_speculation_changes_no_field_of_any_output(llms, requests):
+    prompts, sampling = map(list, zip(*requests, strict=True))
+    reference = without_metrics(llms["none"].generate(prompts, sampling, use_tqdm=False))
+    for name in ("ngram", "itself", "unrelated"):
+        assert without_metrics(llms[name].generate(prompts, sampling, use_tqdm=False)) == reference
+
+
+@pytest.fixture(scope="module")
+def long_text(llms):
+    return llms["none"].generate("Once", SamplingParams(max_tokens=60), use_tqdm=False)[0].outputs[0]
+
+
+@pytest.mark.parametrize("name", DRAFTING)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_stop_string_ends_text_tokens_and_counts_at_the_same_place(llms, long_text, name, size):
+    """Any piece of the text as the stop string, so that it ends inside, at the end of, and across blocks."""
+    for start in range(4, 30, 5):
+        stop = long_text.text[start : start + size]
+        end = long_text.text.find(stop)
+        output = llms[name].generate("Once", SamplingParams(max_tokens=60, stop=stop), use_tqdm=False)[0]
+        completion = output.outputs[0]
+        assert completion.text == long_text.text[:end]
+        assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
+        assert completion.token_ids == long_text.token_ids[: len(completion.token_ids)]
+        assert TOKENIZER.decode(completion.token_ids).endswith(stop)
+        assert output.metrics.num_output_tokens == len(completion.token_ids)
+
+
+def test_outputs_come_in_the_order_of_the_prompts(llms):
+    prompts = ["long " * 6, "x", "middle " * 3, "yy", "z"]
+    sampling = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 30, 7, 1, 12)]
+    outputs = llms["ngram"].generate(prompts, sampling, use_tqdm=False)
+    assert [output.prompt for output in outputs] == prompts
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 30, 7, 1, 12]
+
+
+def test_one_prompt_many_prompts_token_ids_and_dictionaries_are_understood(llms):
+    llm, short = llms["none"], SamplingParams(max_tokens=5)
+    ids = TOKENIZER("hello").input_ids
+    reference = llm.generate("hello", short, use_tqdm=False)
+    assert len(reference) == 1
+    for prompts in (["hello"], ids, [ids], {"prompt": "hello"}, [{"prompt_token_ids": ids}]):
+        outputs = llm.generate(prompts, short, use_tqdm=False)
+        assert [output.outputs[0] for output in outputs] == [reference[0].outputs[0]]
+    assert llm.generate([], short, use_tqdm=False) == []
+
+
+def test_chat_takes_one_conversation_or_many(llms):
+    conversation = [{"role": "user", "content": "hi"}]
+    short = SamplingParams(max_tokens=4)
+    one = llms["none"].chat(conversation, short, use_tqdm=False)
+    two = llms["none"].chat([conversation, conversation], short, use_tqdm=False)
+    assert one[0].prompt == "<user>hi\n<assistant>"
+    assert [output.outputs[0] for output in two] == [one[0].outputs[0]] * 2
+
+
+def test_without_a_tokenizer_token_ids_go_in_and_out():
+    llm = LLM(MODEL, skip_tokenizer_init=True)
+    output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)[0]
+    assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (4, "")
+    with pytest.raises(ValueError, match="a text prompt needs a tokenizer"):
+        llm.generate("text")
+    with pytest.raises(ValueError, match="stop needs a tokenizer"):
+        llm.generate([[5]], SamplingParams(stop="x"))
+    with pytest.raises(ValueError, match="messages needs a tokenizer"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_stream_gives_growing_snapshots_and_the_same_end(llms):
+    sampling = SamplingParams(max_tokens=20, stop="qqq")
+    texts, last = {}, {}
+    for output in llms["itself"].stream(["ab", "cd"], sampling):
+        text = output.outputs[0].text
+        assert text.startswith(texts.get(output.request_id, ""))
+        texts[output.request_id], last[output.request_id] = text, output
+    wanted = llms["none"].generate(["ab", "cd"], sampling, use_tqdm=False)
+    assert without_metrics([last["0"], last["1"]]) == without_metrics(wanted)
+
+
+def test_a_stream_that_is_closed_leaves_the_llm_free(llms):
+    stream = llms["ngram"].stream(["ab"] * 5, SamplingParams(max_tokens=20))
+    next(stream)
+    with pytest.raises(RuntimeError, match="already generating"):
+        llms["ngram"].generate("ab", use_tqdm=False)
+    stream.close()
+    assert not llms["ngram"].engine.has_unfinished_requests()
+    assert len(llms["ngram"].generate(["ab"], use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompts", "sampling", "message"),
+    [
+        (["a", ""], None, "prompt 1: prompt must not be empty: this model has no BOS token"),
+        (["a" * 256], None, "prompt 0: prompt must have at most 255 tokens"),
+        ([[1, 300]], None, "prompt 0: prompt must hold token ids from 0 to 257"),
+        ([3.5], None, "prompt 0: prompt must be text or a list of token ids, got float"),
+        ([{"text": "a"}], None, "prompt 0: prompt must have the key 'prompt' or 'prompt_token_ids'"),
+        (["a", "b"], [SamplingParams()], r"sampling_params must be one or as many as prompts \(2\), got 1"),
+    ],
+)
+def test_a_prompt_that_cannot_run_is_named_and_none_is_run(llms, prompts, sampling, message):
+    steps = llms["none"].engine.stats.num_steps
+    with pytest.raises(ValueError, match=message):
+        llms["none"].generate(prompts, sampling)
+    assert llms["none"].engine.stats.num_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1"),
+        ({"max_model_len": 257}, "max_model_len must be at most 256, the model's context window, got 257"),
+        ({"max_model_len": 1}, "max_model_len must be an integer of at least 2"),
+        ({"strategy": "magic"}, "strategy must be one of packed"),
+        ({"dtype": "int8"}, "dtype must be one of auto, float32"),
+        ({"dtype": "float32"}, "dtype must be auto or torch.float64 for a loaded model"),
+        ({"speculative_config": {"method": "magic"}}, "method must be one of"),
+        ({"tokenizer": None}, "tokenizer must be given with a loaded model"),
+        ({"tokenizer": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LLM(MODEL, **{"tokenizer": TOKENIZER, **settings})
+
+
+def test_a_missing_model_is_named():
+    with pytest.raises(ValueError, match="there is no folder '/no/such/model'"):
+        LLM("/no/such/model")
+
+
+def test_a_tokenizer_without_a_template_cannot_chat():
+    llm = LLM(MODEL, tokenizer=byte_tokenizer(chat_template=None))
+    with pytest.raises(ValueError, match="has none; use generate"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_models_and_draft_models_are_loaded_from_folders(tmp_path, llms):
+    target = save_text_llama(tmp_path / "target", seed=1)
+    draft = save_text_llama(tmp_path / "draft", seed=1)
+    llm = LLM(str(target), speculative_config={"method": "draft_model", "model": str(draft)})
+    output = llm.generate("Once", SamplingParams(max_tokens=20), use_tqdm=False)[0]
+    wanted = llms["none"].generate("Once", SamplingParams(max_tokens=20), use_tqdm=False)[0]
+    assert output.outputs == wanted.outputs
+    assert output.metrics.acceptance_rate > 0.9
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused(tmp_path):
+    draft = save_text_llama(tmp_path / "draft", seed=1)
+    other = byte_tokenizer()
+    other.add_tokens(["extra"])
+    with pytest.raises(ValueError, match=r"'extra' is 258 in the target's and missing in the draft model's"):
+        LLM(
+            _with_vocabulary(259),
+            tokenizer=other,
+            speculative_config={"method": "draft_model", "model": str(_with_vocabulary(300, draft))},
+        )
+
+
+def test_vocabularies_padded_to_different_sizes_draft_together():
+    llm = LLM(
+        MODEL,
+        tokenizer=TOKENIZER,
+        speculative_config={"method": "draft_model", "model": _with_vocabulary(320), "num_speculative_tokens": 3},
+    )
+    outputs = llm.generate(["ab", "c"], SamplingParams(max_tokens=12), use_tqdm=False)
+    wanted = make_llm().generate(["ab", "c"], SamplingParams(max_tokens=12), use_tqdm=False)
+    assert without_metrics(outputs) == without_metrics(wanted)
+
+
+def _with_vocabulary(size, folder=None):
+    """The toy model with a vocabulary padded to `size`; saved over `folder` if one is given."""
+    model = text_llama(seed=1)
+    model.resize_token_embeddings(size, mean_resizing=False)
+    if folder is None:
+        return model
+    model.save_pretrained(folder)
+    return folder
