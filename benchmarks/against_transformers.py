@@ -1,6 +1,6 @@
 """Time batchspec against `transformers.generate`: same prompts, batch, dtype and token counts, interleaved.
 
-    python benchmarks/against_transformers.py --model PATH --dataset question.jsonl --batch-sizes 1,16,32
+    python benchmarks/against_transformers.py --dataset question.jsonl --batch-sizes 1,16,32
 
 Every method gives exactly `--max-tokens` tokens per prompt (end tokens are ignored), so that all are paid for the
 same work. Methods take turns within each repeat; the table shows medians and the ratio to transformers, taken
@@ -25,6 +25,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from batchspec import LLM, SamplingParams, __version__
+from batchspec.models.loader import bundled_model, hide_progress_bars, model_folder
 
 METHODS = ("transformers", "none", "ngram")
 
@@ -32,6 +33,8 @@ METHODS = ("transformers", "none", "ngram")
 def main() -> None:
     args = parse_arguments()
     torch.set_num_threads(args.threads)
+    hide_progress_bars()
+    args.model = args.model or model_folder(bundled_model())
     tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
     prompts = load_prompts(args.dataset, tokenizer, args.per_category, args.max_prompt_tokens)
@@ -45,7 +48,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the target")
+    parser.add_argument("--model", help="folder of the target; by default the demo's SmolLM2-135M-Instruct")
     parser.add_argument("--dataset", required=True, type=Path, help="JSONL with `category` and `turns`")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--batch-sizes", default="1,16,32")

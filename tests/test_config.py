@@ -9,7 +9,10 @@ from batchspec.config import EngineConfig, SpeculativeConfig
         ({}, "speculative_config needs the key 'method': one of draft_model, ngram"),
         ({"method": "medusa"}, "method must be one of draft_model, ngram, got 'medusa'"),
         ({"method": "ngram", "gamma": 3}, "speculative_config has no key 'gamma'; allowed are method, model"),
-        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be an integer of at least 1"),
+        (
+            {"method": "ngram", "num_speculative_tokens": 0},
+            "num_speculative_tokens must be an integer of at least 1",
+        ),
         ({"method": "ngram", "num_speculative_tokens": 2.0}, "num_speculative_tokens must be an integer"),
         ({"method": "ngram", "prompt_lookup_min": 0}, "prompt_lookup_min must be an integer of at least 1"),
         (

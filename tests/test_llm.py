@@ -21,9 +21,7 @@ DRAFTING = {
 
 
 def make_llm(name="none", max_num_seqs=3, **changes):
-    return LLM(
-        MODEL, tokenizer=TOKENIZER, speculative_config=DRAFTING[name], max_num_seqs=max_num_seqs, **changes
-    )
+    return LLM(MODEL, tokenizer=TOKENIZER, speculative_config=DRAFTING[name], max_num_seqs=max_num_seqs, **changes)
 
 
 @pytest.fixture(scope="module")

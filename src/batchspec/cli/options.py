@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -76,5 +77,5 @@ def load_llm(model: str | None, **settings: Any) -> LLM:
 
         hide_progress_bars()
     source = model or bundled_model()
-    with notes.status(f"loading {source} (a .gguf file is converted once, which takes about 20 seconds)"):
+    with notes.status(f"loading {Path(source).name} (a .gguf file takes 20 seconds more the first time)"):
         return LLM(source, **settings)
