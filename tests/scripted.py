@@ -21,7 +21,7 @@ Script = Callable[[tuple[int, ...]], int]
 
 
 def hashed_script(context: tuple[int, ...], seed: int = 0, depth: int = 3) -> int:
-    """A next token that depends on the last few tokens and on the length: looks random, repeats itself a little."""
+    """A next token from the last few tokens and the length: looks random, repeats itself a little."""
     key = repr((seed, context[-depth:], len(context) % 7)).encode()
     return hashlib.sha256(key).digest()[0] % VOCAB
 

@@ -135,20 +135,18 @@ def test_abort_of_a_waiting_or_unknown_request():
 
 
 def test_abort_from_within_a_round_ends_that_row_and_no_other():
-    engine = make_engine(lambda context: 1, max_num_seqs=3)
-
-    def abort_b(token_id):
-        engine.abort_request("b")
-
-    engine.add_request("a", [5], SamplingParams(max_tokens=3), watch=abort_b)
-    engine.add_request("b", [5], SamplingParams(max_tokens=3))
-    engine.add_request("c", [5], SamplingParams(max_tokens=3))
+    """The row is freed only when the round is over: what it computed for the last row has to move along."""
+    engine = make_engine(hashed_script, ScriptedDrafter(hashed_script, lambda position: True), max_num_seqs=3)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    engine.add_request("a", [5], params, watch=lambda token_id: engine.abort_request("b") and None)
+    engine.add_request("b", [6], params)
+    engine.add_request("c", [7], params)
     outputs = {output.request_id: output.outputs[0] for output in engine.step()}
     assert (outputs["b"].finish_reason, outputs["b"].token_ids) == ("abort", [])
-    assert {name: output.outputs[0].token_ids for name, output in run_to_end(engine).items()} == {
-        "a": [1, 1, 1],
-        "c": [1, 1, 1],
-    }
+    finished = run_to_end(engine)
+    assert finished.keys() == {"a", "c"}
+    for name, prompt in (("a", [5]), ("c", [7])):
+        assert finished[name].outputs[0].token_ids == expected(hashed_script, prompt, params)[0]
 
 
 def test_a_failed_step_loses_nothing():

@@ -136,9 +136,7 @@ class Sequence:
         themselves, one token at a time, so that it makes no difference how many came in one round."""
         self.token_ids.append(token_id)
         self.accepted.append(accepted)
-        ends = self.num_output_tokens > self.params.min_tokens
-        is_eos = ends and token_id in self.eos_token_ids
-        is_stop = ends and token_id in self.params.stop_ids
+        is_eos, is_stop = token_id in self.eos_token_ids, token_id in self.params.stop_ids
         matched = None
         if self.watch is not None and (self.params.include_stop_str_in_output or not (is_eos or is_stop)):
             matched = self.watch(token_id)

@@ -146,8 +146,7 @@ def test_a_bad_option_is_one_line_and_writes_nothing(tmp_path, model, prompts, c
 
 def test_stdin_and_stdout_are_a_pipe(model):
     done = subprocess.run(
-        [sys.executable, "-m", "batchspec.cli.main", "generate", "-i", "-", "-o", "-", "--model", model]
-        + ["--max-tokens", "4"],
+        [sys.executable, "-m", "batchspec.cli.main", "generate", "-i-", "-o-", "--model", model, "--max-tokens=4"],
         input=b'{"prompt": "a"}\n{"prompt": "b"}\n',
         capture_output=True,
         check=True,

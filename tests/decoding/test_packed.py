@@ -104,7 +104,7 @@ def test_a_stop_token_names_itself_and_ignore_eos_goes_on():
 
 
 @pytest.mark.parametrize("is_right", [never, always, sometimes])
-@pytest.mark.parametrize("min_tokens", range(0, 12))
+@pytest.mark.parametrize("min_tokens", range(12))
 def test_min_tokens_forbids_end_tokens_position_by_position(min_tokens, is_right):
     """The script wants to end at every third token; drafts of forbidden ends are rejected like any wrong guess."""
 
