@@ -32,6 +32,7 @@ class ScriptedRunner:
     def __init__(self, script: Script, num_rows: int, max_length: int) -> None:
         self.script = script
         self.device = torch.device("cpu")
+        self.num_rows = num_rows
         self.max_length = max_length
         self.slots = [[-1] * max_length for _ in range(num_rows)]
         self.num_forwards = 0
@@ -52,9 +53,10 @@ class ScriptedRunner:
         self.num_prefilled += len(token_ids)
         self.slots[row][start : start + len(token_ids)] = token_ids
 
-    def move_row(self, source, target, length):
-        self.slots[target][:length] = self.slots[source][:length]
-        self.slots[source] = [-1] * self.max_length  # whoever still reads the old row shall notice
+    def release_row(self, row, last, last_length):
+        if row != last:
+            self.slots[row][:last_length] = self.slots[last][:last_length]
+        self.slots[last] = [-1] * self.max_length  # whoever still reads the old row shall notice
 
 
 class ScriptedDrafter:

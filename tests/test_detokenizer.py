@@ -77,6 +77,19 @@ def test_stop_strings_wait_for_min_tokens():
     assert (detokenizer.text, stop) == ("aXb", "X")
 
 
+def test_a_stop_string_may_begin_before_min_tokens_and_end_after():
+    detokenizer, stop = push_all("abcd", SamplingParams(stop="ab", min_tokens=1))
+    assert (detokenizer.text, stop) == ("", "ab")
+
+
+def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever():
+    detokenizer = Detokenizer(TOKENIZER, [], SamplingParams())
+    half = ids("é")[0]
+    for token_id in [half] * 80 + ids("x"):
+        detokenizer.push(token_id)
+    assert detokenizer.text == INCOMPLETE * 80 + "x"
+
+
 def test_text_that_may_begin_a_stop_string_is_held_back_while_streaming():
     detokenizer = Detokenizer(TOKENIZER, [], SamplingParams(stop=["\n\nUser:"]))
     shown = []

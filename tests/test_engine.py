@@ -36,7 +36,7 @@ drafters = {
     "ngram": lambda: NgramDrafter(ROWS, 3, 1, torch.device("cpu")),
     "scripted": lambda: ScriptedDrafter(hashed_script, lambda position: position % 3 != 0),
     "draft_model": lambda: DraftModelDrafter(
-        ScriptedRunner(lambda context: hashed_script(context, depth=2), ROWS, 40), ROWS, VOCAB
+        ScriptedRunner(lambda context: hashed_script(context, depth=2), ROWS, 40), VOCAB
     ),
 }
 
@@ -170,6 +170,46 @@ def test_a_failed_step_loses_nothing():
     for serial in range(4):
         params = SamplingParams(max_tokens=12, ignore_eos=True)
         assert outputs[str(serial)].outputs[0].token_ids == expected(hashed_script, [1, 2, serial], params)[0]
+
+
+def test_a_watch_that_raises_loses_neither_what_ended_before_nor_its_own_row():
+    """Row a ends in the round whose row b raises; b's token was not committed and comes again."""
+    engine = make_engine(hashed_script, max_num_seqs=3)
+    raised = []
+
+    def raise_once(token_id):
+        if not raised:
+            raised.append(token_id)
+            raise RuntimeError("disk full")
+
+    long = SamplingParams(max_tokens=9, ignore_eos=True)
+    engine.add_request("a", [5], SamplingParams(max_tokens=1))
+    engine.add_request("b", [6], long, watch=raise_once)
+    engine.add_request("c", [7], long)
+    with pytest.raises(RuntimeError, match="disk full"):
+        engine.step()
+    outputs = run_to_end(engine)
+    assert outputs["a"].outputs[0].token_ids == expected(hashed_script, [5], SamplingParams(max_tokens=1))[0]
+    for name, prompt in (("b", [6]), ("c", [7])):
+        assert outputs[name].outputs[0].token_ids == expected(hashed_script, prompt, long)[0]
+    assert engine.stats.num_output_tokens == 1 + 9 + 9
+
+
+def test_an_abort_that_comes_too_late_changes_nothing():
+    engine = make_engine(lambda context: 1, max_num_seqs=2)
+    engine.add_request("a", [5], SamplingParams(max_tokens=1))
+    too_late = lambda token_id: engine.abort_request("a") and None  # noqa: E731
+    engine.add_request("b", [5], SamplingParams(max_tokens=1), watch=too_late)
+    reasons = {output.request_id: output.outputs[0].finish_reason for output in engine.step()}
+    assert reasons == {"a": "length", "b": "length"}
+
+
+def test_a_watch_may_abort_its_own_request():
+    engine = make_engine(lambda context: 1)
+    engine.add_request(
+        "a", [5], SamplingParams(max_tokens=1), watch=lambda token: engine.abort_request("a") and None
+    )
+    assert run_to_end(engine)["a"].outputs[0].finish_reason == "abort"
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,8 @@ def without_metrics(outputs):
 
 params = st.builds(
     SamplingParams,
-    max_tokens=st.integers(1, 24),
-    min_tokens=st.integers(0, 1),
+    max_tokens=st.integers(8, 24),
+    min_tokens=st.integers(0, 8),
     stop=st.lists(st.text("aeinrst .", min_size=1, max_size=2), max_size=3),
     stop_token_ids=st.lists(st.integers(0, VOCABULARY - 1), max_size=2),
     ignore_eos=st.booleans(),
@@ -131,14 +131,38 @@ def test_a_stream_that_is_closed_leaves_the_llm_free(llms):
     next(stream)
     with pytest.raises(RuntimeError, match="already generating"):
         llms["ngram"].generate("ab", use_tqdm=False)
+    with pytest.raises(RuntimeError, match="already generating"):
+        next(llms["ngram"].stream("ab"))
     stream.close()
     assert not llms["ngram"].engine.has_unfinished_requests()
     assert len(llms["ngram"].generate(["ab"], use_tqdm=False)) == 1
 
 
+def test_a_request_that_is_aborted_during_a_stream_is_given_out_and_the_others_run():
+    llm, finished = make_llm("ngram", max_num_seqs=1), {}
+    for output in llm.stream(["ab", "cd", "ef"], SamplingParams(max_tokens=6, ignore_eos=True)):
+        if output.request_id == "0" and not output.finished:
+            llm.engine.abort_request("0")
+        if output.finished:
+            finished[output.request_id] = output.outputs[0]
+    assert [finished[name].finish_reason for name in "012"] == ["abort", "length", "length"]
+    assert 0 < len(finished["0"].token_ids) < 6
+
+
+def test_a_generation_config_that_changes_greedy_decoding_is_told():
+    model = text_llama(seed=1)
+    model.generation_config.repetition_penalty = 1.1
+    with pytest.warns(UserWarning, match="sets repetition_penalty=1.1, which transformers' generate applies"):
+        LLM(model, tokenizer=TOKENIZER)
+
+
 @pytest.mark.parametrize(
     ("prompts", "sampling", "message"),
     [
+        ("a", {"max_tokens": 3}, "sampling_params must be SamplingParams, got {'max_tokens': 3}"),
+        (["a\ud800"], None, "prompt 0: prompt must be valid Unicode text"),
+        ([{"prompt_token_ids": 5}], None, "prompt 0: prompt must be text or a list of token ids, got int"),
+        (iter("ab"), None, "prompts must be text, token ids or a list of them, got str_ascii_iterator"),
         (["a", ""], None, "prompt 1: prompt must not be empty: this model has no BOS token"),
         (["a" * 256], None, "prompt 0: prompt must have at most 255 tokens"),
         ([[1, 300]], None, "prompt 0: prompt must hold token ids from 0 to 257"),
@@ -161,6 +185,10 @@ def test_a_prompt_that_cannot_run_is_named_and_none_is_run(llms, prompts, sampli
         ({"max_model_len": 257}, "max_model_len must be at most 256, the model's context window, got 257"),
         ({"max_model_len": 1}, "max_model_len must be an integer of at least 2"),
         ({"strategy": "magic"}, "strategy must be one of packed"),
+        ({"device": "meta"}, "device must be auto or cpu for a loaded model, got 'meta'"),
+        ({"device": "tpu9"}, "device must be auto, cpu, or a device that this machine has"),
+        ({"max_model_len": 0}, "max_model_len must be an integer of at least 2"),
+        ({"speculative_config": "ngram"}, "speculative_config must be a dictionary or None, got 'ngram'"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32"),
         ({"dtype": "float32"}, "dtype must be auto or torch.float64 for a loaded model"),
         ({"speculative_config": {"method": "magic"}}, "method must be one of"),

@@ -26,7 +26,7 @@ class SpeculativeConfig:
     """Draft tokens per row and round, at most."""
     prompt_lookup_max: int = 3
     """For `ngram`: the longest run of last tokens that is looked up; tried first."""
-    prompt_lookup_min: int = 1
+    prompt_lookup_min: int = 2
     """For `ngram`: the shortest run of last tokens that is looked up; tried last."""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,9 @@ CONTEXT_TOKENS = 6
 """Prompt tokens that are decoded along with the first output tokens, so that spaces come out as in the middle
 of a text and not as at its start."""
 
+LONGEST_WAIT = 32
+"""Tokens that are decoded together at most. No character is that long: what then still is none, never will be."""
+
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 """What a tokenizer decodes bytes to that are no character (yet)."""
 
@@ -29,7 +32,6 @@ class Detokenizer:
         self._prefix = 0
         self._read = len(self._token_ids)
         self._num_output = 0
-        self._search_from = 0
         self._is_cut = False
         self.text = ""
 
@@ -40,9 +42,8 @@ class Detokenizer:
         new = self._new_text()
         self.text += new
         if self._num_output <= self._params.min_tokens:
-            self._search_from = len(self.text)
             return None
-        return self._cut_at_stop(len(new)) if new and self._params.stop_strings else None
+        return self._cut_at_stop(len(new)) if new else None
 
     def text_so_far(self) -> str:
         """The text that no later token can take back: without what may turn out to begin a stop string."""
@@ -51,7 +52,8 @@ class Detokenizer:
     def _new_text(self) -> str:
         before = self._decode(self._token_ids[self._prefix : self._read])
         after = self._decode(self._token_ids[self._prefix :])
-        if len(after) <= len(before) or after.endswith(INCOMPLETE):
+        must_wait = len(after) <= len(before) or after.endswith(INCOMPLETE)
+        if must_wait and len(self._token_ids) - self._prefix < LONGEST_WAIT:
             return ""
         self._prefix, self._read = self._read, len(self._token_ids)
         return after[len(before) :]
@@ -68,8 +70,7 @@ class Detokenizer:
         """Cut at the first stop string that ends within the new text."""
         found: list[tuple[int, str]] = []
         for stop in self._params.stop_strings:
-            start = max(self._search_from, len(self.text) - num_new - len(stop) + 1)
-            place = self.text.find(stop, start)
+            place = self.text.find(stop, max(0, len(self.text) - num_new - len(stop) + 1))
             if place >= 0:
                 found.append((place, stop))
         if not found:

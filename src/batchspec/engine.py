@@ -101,25 +101,26 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """Admit waiting requests and run one round. Returns a snapshot of every request that took part."""
+        ended_in_a_failed_step = self._release_finished()
         self.scheduler.admit()
         rows = list(self.scheduler.running)
         if not rows:
-            return []
+            return ended_in_a_failed_step
         self._prefill()
         self._is_stepping = True
         try:
             packed_round(rows, self.runner, self.drafter, self.config.num_speculative_tokens)
         finally:
             self._is_stepping = False
-            self._release_finished()
         self._finished_stats.num_steps += 1
         self._finished_stats.num_row_rounds += self.config.max_num_seqs
-        return [row.to_output() for row in rows]
+        self._release_finished()
+        return ended_in_a_failed_step + [row.to_output() for row in rows]
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request now, with what it has; its row is free for the next. None if no such request is left."""
+        """End a request now, with what it has; its row is free for the next. None if it has ended already."""
         sequence = self.scheduler.find(request_id)
-        if sequence is None:
+        if sequence is None or sequence.is_finished:
             return None
         sequence.finish_reason = "abort"
         if sequence in self.scheduler.waiting:
@@ -145,15 +146,19 @@ class Engine:
                 sequence.length += len(missing)
                 self._finished_stats.num_prefilled_tokens += len(missing)
 
-    def _release_finished(self) -> None:
+    def _release_finished(self) -> list[RequestOutput]:
+        """Free the rows of finished sequences; the last row takes the place of each."""
+        outputs = []
         for row in reversed(range(len(self.scheduler.running))):
             sequence = self.scheduler.running[row]
             if sequence.is_finished:
                 last = self.scheduler.release(row)
                 self.drafter.release_row(row, last)
-                if row != last:
-                    self.runner.move_row(last, row, self.scheduler.running[row].length)
+                moved = sequence if row == last else self.scheduler.running[row]
+                self.runner.release_row(row, last, moved.length)
                 self._finished_stats.add(sequence.stats)
+                outputs.append(sequence.to_output())
+        return outputs
 
     def _check_ids(self, name: str, token_ids: Tokens[int]) -> None:
         for token in token_ids:

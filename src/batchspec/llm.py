@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 from tqdm import tqdm
@@ -18,10 +19,12 @@ from batchspec.drafting.build import Target, build_drafter
 from batchspec.engine import Engine
 from batchspec.models.capability import check_packed_support
 from batchspec.models.loader import (
-    context_length,
+    bos_token_id,
     end_token_ids,
+    ignored_generation_settings,
     load_model,
-    load_tokenizer,
+    resolve_max_model_len,
+    resolve_tokenizer,
     vocabulary_size,
 )
 from batchspec.models.runner import PackedRunner
@@ -81,12 +84,14 @@ class LLM:
     ) -> None:
         if isinstance(speculative_config, Mapping):
             speculative_config = SpeculativeConfig.from_dict(speculative_config)
+        elif speculative_config is not None and not isinstance(speculative_config, SpeculativeConfig):
+            raise ValueError(f"speculative_config must be a dictionary or None, got {speculative_config!r}")
         # Settings are checked before anything is loaded, as far as they can be.
-        EngineConfig(max_model_len or 2, max_num_seqs, strategy)
+        EngineConfig(2 if max_model_len is None else max_model_len, max_num_seqs, strategy)
         self.model = load_model(model, dtype, device)
-        self.tokenizer = None if skip_tokenizer_init else _resolve_tokenizer(tokenizer, model)
+        self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
         config = EngineConfig(
-            max_model_len=_resolve_max_model_len(max_model_len, self.model),
+            max_model_len=resolve_max_model_len(max_model_len, self.model),
             max_num_seqs=max_num_seqs,
             strategy=strategy,
             num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
@@ -95,13 +100,20 @@ class LLM:
         runner = PackedRunner(self.model, config.max_num_seqs, config.max_model_len)
         self.engine = Engine(
             runner,
-            build_drafter(speculative_config, Target(runner, self.tokenizer, config.max_num_seqs)),
+            build_drafter(speculative_config, Target(runner, self.tokenizer)),
             config,
             vocab_size=vocabulary_size(self.model),
             eos_token_ids=end_token_ids(self.model, self.tokenizer),
-            bos_token_id=getattr(self.model.config.get_text_config(decoder=True), "bos_token_id", None),
+            bos_token_id=bos_token_id(self.model),
         )
-        self._serial = count()
+        self._is_running = False
+        if ignored := ignored_generation_settings(self.model):
+            named = ", ".join(f"{name}={value}" for name, value in ignored.items())
+            warnings.warn(
+                f"the model's generation config sets {named}, which transformers' generate applies and batchspec "
+                "does not: outputs are those of plain greedy decoding",
+                stacklevel=2,
+            )
 
     def generate(
         self,
@@ -130,7 +142,10 @@ class LLM:
             ValueError: the tokenizer has no chat template, or a conversation cannot be run; then none was.
         """
         conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        prompts = [self.render_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with _naming(f"conversation {index}"):
+                prompts.append(self.render_chat(conversation))  # type: ignore[arg-type]
         return self._finish(self._prepare_all(prompts, sampling_params), use_tqdm)
 
     def stream(
@@ -140,7 +155,8 @@ class LLM:
     ) -> Iterator[RequestOutput]:
         """Like `generate`, but gives a snapshot of each request after each round that it took part in.
 
-        `request_id` is the prompt's place in the list. Closing the iterator aborts what is still running.
+        `request_id` is the prompt's place in the list. Closing the iterator aborts what is still running. As with
+        any generator, nothing happens, and nothing is checked, before the first snapshot is asked for.
         """
         requests = iter(self._prepare_all(_as_list(prompts), sampling_params))
         yield from self.run(lambda: next(requests, None))
@@ -158,20 +174,20 @@ class LLM:
             text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:
             raise ValueError(f"messages do not fit the chat template: {error}") from error
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        return {"prompt": text, "prompt_token_ids": ids}
+        return {"prompt": text, "prompt_token_ids": self._encode(text, add_special_tokens=False)}
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> PreparedRequest:
+    def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str) -> PreparedRequest:
         """Tokenise and check one request without running it.
 
         Raises:
             ValueError: the prompt or the parameters cannot be run with this model; says why.
         """
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"sampling_params must be SamplingParams, got {params!r}")
         text, token_ids = self._tokenize(prompt)
-        name = request_id if request_id is not None else f"request-{next(self._serial)}"
         if params.stop_strings:
             self._need_tokenizer("stop")
-        sequence = self.engine.make_sequence(name, token_ids, params)
+        sequence = self.engine.make_sequence(request_id, token_ids, params)
         if self.tokenizer is None:
             return PreparedRequest(sequence, text, None)
         detokenizer = self.make_detokenizer(sequence.token_ids, params)
@@ -191,18 +207,24 @@ class LLM:
         Raises:
             RuntimeError: another run of this LLM is not finished.
         """
-        if self.engine.has_unfinished_requests():
+        if self._is_running:
             raise RuntimeError("this LLM is already generating; finish or close that run first")
+        self._is_running = True
         live: dict[str, PreparedRequest] = {}
         try:
             while True:
+                for request in [request for request in live.values() if request.sequence.is_finished]:
+                    yield _with_text(
+                        request.sequence.to_output(), live.pop(request.sequence.request_id)
+                    )  # aborted
                 self._top_up(next_request, live)
-                if not self.engine.has_unfinished_requests():
+                if not live:
                     return
                 for output in self.engine.step():
                     request = live.pop(output.request_id) if output.finished else live[output.request_id]
                     yield _with_text(output, request)
         finally:
+            self._is_running = False
             for request_id in live:
                 self.engine.abort_request(request_id)
 
@@ -230,32 +252,36 @@ class LLM:
     def _prepare_all(
         self, prompts: ListOf[Prompt], params: SamplingParams | ListOf[SamplingParams] | None
     ) -> list[PreparedRequest]:
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
+        one_for_all = SamplingParams() if params is None else params
+        each: list[Any] = list(params) if isinstance(params, list | tuple) else [one_for_all] * len(prompts)
+        if len(each) != len(prompts):
             raise ValueError(
-                f"sampling_params must be one or as many as prompts ({len(prompts)}), got {len(params)}"
+                f"sampling_params must be one or as many as prompts ({len(prompts)}), got {len(each)}"
             )
         requests = []
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            try:
+        for index, (prompt, param) in enumerate(zip(prompts, each, strict=True)):
+            with _naming(f"prompt {index}"):
                 requests.append(self.prepare(prompt, param, str(index)))
-            except ValueError as error:
-                raise ValueError(f"prompt {index}: {error}") from error
         return requests
 
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, ListOf[int]]:
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
-                return prompt.get("prompt"), prompt["prompt_token_ids"]
+                return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])
             if "prompt" not in prompt:
                 raise ValueError(f"prompt must have the key 'prompt' or 'prompt_token_ids', got {sorted(prompt)}")
             prompt = prompt["prompt"]
         if isinstance(prompt, str):
-            return prompt, self._need_tokenizer("a text prompt")(prompt).input_ids
-        if isinstance(prompt, list | tuple):
-            return None, prompt
-        raise ValueError(f"prompt must be text or a list of token ids, got {type(prompt).__name__}")
+            return prompt, self._encode(prompt)
+        return None, _token_ids(prompt)
+
+    def _encode(self, text: str, **settings: Any) -> list[int]:
+        tokenizer = self._need_tokenizer("a text prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("prompt must be valid Unicode text; it holds half of a surrogate pair") from error
+        return list(tokenizer(text, **settings).input_ids)
 
     def _need_tokenizer(self, what: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -271,33 +297,27 @@ def _with_text(output: RequestOutput, request: PreparedRequest) -> RequestOutput
     return output
 
 
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Say which of many is meant, in errors raised within."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
+def _token_ids(value: Any) -> list[int]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"prompt must be text or a list of token ids, got {type(value).__name__}")
+    return list(value)
+
+
 def _as_list(prompts: Prompt | ListOf[Prompt]) -> ListOf[Prompt]:
     """One prompt or many? A list of integers is one prompt, an empty list is none."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if prompts and all(isinstance(token, int) for token in prompts):
+    if not isinstance(prompts, ListOf):
+        raise ValueError(f"prompts must be text, token ids or a list of them, got {type(prompts).__name__}")
+    if len(prompts) and all(isinstance(token, int) for token in prompts):
         return [prompts]  # type: ignore[list-item]
     return prompts  # type: ignore[return-value]
-
-
-def _resolve_tokenizer(
-    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None, model: Any
-) -> PreTrainedTokenizerBase:
-    if isinstance(tokenizer, PreTrainedTokenizerBase):
-        return tokenizer
-    if tokenizer is not None:
-        return load_tokenizer(tokenizer)
-    if isinstance(model, PreTrainedModel):
-        raise ValueError("tokenizer must be given with a loaded model, or skip_tokenizer_init=True for token ids")
-    return load_tokenizer(model)
-
-
-def _resolve_max_model_len(wanted: int | None, model: PreTrainedModel) -> int:
-    window = context_length(model)
-    if wanted is None:
-        if window is None:
-            raise ValueError("max_model_len must be given: the model's config names no context window")
-        return window
-    if window is not None and wanted > window:
-        raise ValueError(f"max_model_len must be at most {window}, the model's context window, got {wanted}")
-    return wanted

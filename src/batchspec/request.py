@@ -16,7 +16,7 @@ TokenWatch = Callable[[int], str | None]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is decoded. Names and meanings are vLLM's.
+    """How one request is decoded. Names and meanings are vLLM's (whose default temperature is 1.0).
 
     Raises:
         ValueError: a field is out of its range; the message names the field and what is allowed.
@@ -35,7 +35,7 @@ class SamplingParams:
     ignore_eos: bool = False
     """Go on after the model's end tokens."""
     include_stop_str_in_output: bool = False
-    """Leave the stop string, or the text of the end token, in the text."""
+    """Leave the stop string in the text, or the text of the end token if it has one that is shown."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
 
@@ -133,13 +133,18 @@ class Sequence:
 
     def append(self, token_id: int, accepted: bool) -> None:
         """Commit one token and decide whether it ends the request: the only place where requests end by
-        themselves, one token at a time, so that it makes no difference how many came in one round."""
-        self.token_ids.append(token_id)
-        self.accepted.append(accepted)
+        themselves, one token at a time, so that it makes no difference how many came in one round.
+
+        The watch comes first, as it may raise, and then the token is not committed.
+        """
         is_eos, is_stop = token_id in self.eos_token_ids, token_id in self.params.stop_ids
         matched = None
         if self.watch is not None and (self.params.include_stop_str_in_output or not (is_eos or is_stop)):
             matched = self.watch(token_id)
+        self.token_ids.append(token_id)
+        self.accepted.append(accepted)
+        if self.is_finished:  # aborted by its own watch
+            return
         if is_eos or is_stop or matched is not None:
             self.finish_reason = "stop"
             self.stop_reason = None if is_eos else token_id if is_stop else matched

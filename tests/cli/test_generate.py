@@ -83,14 +83,18 @@ def test_turns_are_answered_one_after_the_other(tmp_path, model):
 
 def test_bad_lines_are_named_and_the_others_answered(tmp_path, model, capsys):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_text('{"prompt": "a"}\nnot json\n{"prompt": ""}\n{"prompt": [999]}\n{"prompt": "b"}\n')
+    lines = ['{"prompt": "a"}', "not json", '{"prompt": ""}', '{"prompt": [999]}', '{"prompt": "\\ud800"}']
+    path.write_text("\n".join([*lines, '{"prompt": "b", "x": NaN}', ""]))
     assert run("-i", path, "-o", out, "--model", model, "--max-tokens", 3) == 1
-    assert sorted(row["index"] for row in rows_of(out)) == [0, 4]
+    assert sorted(row["index"] for row in rows_of(out)) == [0, 5]
     errors = capsys.readouterr().err
     assert "line 2: not JSON" in errors
     assert "line 3: prompt must not be empty" in errors
     assert "line 4: prompt must hold token ids from 0 to 257" in errors
-    assert "3 of 5 lines could not be answered" in errors
+    assert "line 5: prompt must be valid Unicode text" in errors
+    assert "4 of 6 lines could not be answered" in errors
+    assert run("-i", path, "-o", out, "--model", model, "--max-tokens", 3, "--resume") == 1
+    assert len(rows_of(out)) == 2
 
 
 def test_resume_answers_what_is_missing_and_repairs_a_torn_line(tmp_path, model, prompts):
@@ -110,10 +114,12 @@ def test_resume_answers_what_is_missing_and_repairs_a_torn_line(tmp_path, model,
 
 def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, capsys):
     out = tmp_path / "out.jsonl"
-    out.write_text(json.dumps({"index": 2, "prompt": "something else", "output": {}}) + "\n")
-    assert run("-i", prompts, "-o", out, "--model", model, "--resume") == 2
-    assert "answers another input: line 3 differs" in capsys.readouterr().err
-    assert len(rows_of(out)) == 1
+    for index, row in ((2, {"prompt": "something else"}), (99, {"prompt": "a is"})):
+        content = json.dumps({"index": index, **row, "output": {}}) + '\n{"index": 5, "pro'
+        out.write_text(content)
+        assert run("-i", prompts, "-o", out, "--model", model, "--resume") == 2
+        assert f"answers another input: line {index + 1} differs" in capsys.readouterr().err
+        assert out.read_text() == content
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from batchspec.request import SamplingParams
 
 
 def drafter_of(script, num_rows=4, max_length=64):
-    return DraftModelDrafter(ScriptedRunner(script, num_rows, max_length), num_rows, VOCAB)
+    return DraftModelDrafter(ScriptedRunner(script, num_rows, max_length), VOCAB)
 
 
 prompts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), min_size=1, max_size=9)
@@ -70,7 +70,7 @@ def test_a_long_prompt_is_prefilled_once_and_alone():
 
 
 def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
-    drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), 1, VOCAB - 1)
+    drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), VOCAB - 1)
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=1)
     engine.add_request("a", [1], SamplingParams(max_tokens=4))
     assert run_to_end(engine)["a"].outputs[0].token_ids == [5, 5, 5, 5]

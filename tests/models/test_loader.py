@@ -60,13 +60,22 @@ def test_a_loaded_model_is_set_to_eval_mode():
 
 @pytest.mark.parametrize(
     ("generation", "config", "tokenizer", "ends"),
-    [([5, 6], 7, 8, {5, 6, 7, 8}), (None, None, None, set()), (5, [5, 9], None, {5, 9})],
+    [
+        ([5, 6], 7, 8, {5, 6, 8}),
+        (5, [5, 9], None, {5}),
+        (None, [7, 9], 8, {7, 8, 9}),
+        (None, None, None, set()),
+        ([5, -1, 10], None, 99, {5}),  # outside the vocabulary: can never be said
+    ],
 )
-def test_end_tokens_are_those_of_all_who_name_some(generation, config, tokenizer, ends):
+def test_end_tokens_are_the_generation_config_s_else_the_config_s_and_the_tokenizer_s(
+    generation, config, tokenizer, ends
+):
     text_config = SimpleNamespace(eos_token_id=config)
     model = SimpleNamespace(
         generation_config=SimpleNamespace(eos_token_id=generation),
         config=SimpleNamespace(get_text_config=lambda decoder: text_config),
+        get_input_embeddings=lambda: SimpleNamespace(num_embeddings=10),
     )
     assert loader.end_token_ids(model, SimpleNamespace(eos_token_id=tokenizer)) == ends
 

@@ -53,7 +53,9 @@ class Run:
 def demo(
     model: options.Model = None,
     draft_model: options.DraftModel = None,
-    method: Annotated[str, typer.Option(help="ngram or draft_model.")] = "ngram",
+    method: Annotated[
+        str | None, typer.Option(help="ngram or draft_model. Default: draft_model with --draft-model, else ngram.")
+    ] = None,
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     prompt_lookup_max: options.LookupMax = 3,
     prompt_lookup_min: options.LookupMin = 2,
@@ -70,7 +72,7 @@ def demo(
     console = Console()
     prompts = choose_prompts(seed)
     drafting = speculative_config(
-        "draft_model" if draft_model else method,
+        method or ("draft_model" if draft_model else "ngram"),
         draft_model,
         num_speculative_tokens,
         prompt_lookup_max,
@@ -106,15 +108,20 @@ def run_all(llm: LLM, prompts: dict[str, str], params: SamplingParams, screen: C
     pages = {str(index): ColouredText(llm) for index in range(len(prompts))}
     finished: dict[str, RequestOutput] = {}
     steps_before = llm.engine.stats.num_steps
-    start = time.perf_counter()
+    seconds = 0.0
+    stream = llm.stream(rendered, params)
     with Live(console=screen, transient=True, refresh_per_second=8) if screen else nullcontext() as live:
-        for output in llm.stream(rendered, params):
+        while True:
+            start = time.perf_counter()  # the time of the model, not that of the screen
+            output = next(stream, None)
+            seconds += time.perf_counter() - start
+            if output is None:
+                break
             if output.finished:
                 finished[output.request_id] = output
             if live is not None and screen is not None:
                 pages[output.request_id].show(output)
                 live.update(tiles(screen, list(prompts), list(pages.values())))
-    seconds = time.perf_counter() - start
     return Run(
         outputs=[finished[str(index)] for index in range(len(prompts))],
         seconds=seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def generate(
     method: options.Method = None,
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     prompt_lookup_max: options.LookupMax = 3,
-    prompt_lookup_min: options.LookupMin = 1,
+    prompt_lookup_min: options.LookupMin = 2,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be repeated.")] = None,
@@ -64,7 +65,7 @@ def generate(
     Example: batchspec generate -i prompts.jsonl -o answers.jsonl --method ngram --max-tokens 200
     """
     file_format = input_format(input, format)
-    check_output(output, resume, overwrite)
+    check_output(output, resume, overwrite, input)
     params = SamplingParams(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -77,7 +78,9 @@ def generate(
     )
     work = Work(list(read_records(input, file_format)), params)
     if resume and Path(output).exists():
-        work.skip(finished_rows(Path(output)), output)
+        finished, size = finished_rows(Path(output))
+        work.skip(finished, output)
+        os.truncate(output, size)  # a torn last line is written anew
     llm = load_llm(
         model,
         tokenizer=tokenizer,
@@ -89,7 +92,7 @@ def generate(
     )
     with ResultWriter(output, append=resume) as writer, stop_on_signal() as signals:
         answer_all(llm, work, writer, signals)
-    if signals:
+    if signals and work.num_left:
         notes.print(f"stopped with {work.num_left} of {work.num_records} lines left; --resume goes on")
         raise typer.Exit(130)
     if work.num_failed:
@@ -111,7 +114,7 @@ def answer_all(llm: LLM, work: Work, writer: ResultWriter, signals: list[int]) -
                 figures += f", {stats.acceptance_rate:.0%} of drafts accepted"
             progress.update(task, completed=work.num_done + work.num_failed, figures=figures)
             if signals:
-                return
+                work.stop(llm)
         progress.update(task, completed=work.num_done + work.num_failed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ RESERVED = ("index", "output", "outputs")
 
 KINDS = ("prompt", "messages", "turns")
 """Fields that say what to answer; a line has exactly one of them."""
+
+LINE_START = b'{"index": '
+"""What every line of results begins with."""
 
 FORMATS = ("jsonl", "txt")
 
@@ -102,7 +106,7 @@ def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list) and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
 
 
-def check_output(path: str, resume: bool, overwrite: bool) -> None:
+def check_output(path: str, resume: bool, overwrite: bool, input_path: str = "-") -> None:
     """Refuse an output that cannot be written or would be lost.
 
     Raises:
@@ -119,30 +123,31 @@ def check_output(path: str, resume: bool, overwrite: bool) -> None:
         raise ValueError(f"--output {path!r} must be in a folder that exists; {str(target.parent)!r} does not")
     if target.is_dir():
         raise ValueError(f"--output {path!r} must be a file, not a folder")
+    if target.exists() and Path(input_path).exists() and target.samefile(input_path):
+        raise ValueError(f"--output {path!r} must not be the --input")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise ValueError(f"--output {path!r} cannot be written: no permission")
     if target.exists() and not resume and not overwrite:
         raise ValueError(f"--output {path!r} exists; give --resume to go on with it or --overwrite to replace it")
 
 
-def finished_rows(path: Path) -> dict[int, dict[str, Any]]:
-    """The results that an output file holds, by input index. A torn last line is cut off the file.
+def finished_rows(path: Path) -> tuple[dict[int, dict[str, Any]], int]:
+    """The results that an output file holds, by input index, and the size of the file without a torn last line.
 
     Raises:
-        ValueError: a line that is not the last is no result of ours; the file is left as it is.
+        ValueError: a line is no result of ours, and not the torn end of one either.
     """
     rows: dict[int, dict[str, Any]] = {}
-    good = 0
+    size = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             row = _result(line)
             if row is not None:
                 rows[row["index"]] = row
-                good += len(line)
-            elif file.read(1):
+                size += len(line)
+            elif line.endswith(b"\n") or not line.startswith(LINE_START[: len(line)]):
                 raise ValueError(f"--output {str(path)!r}, line {number} is not a result of batchspec generate")
-    if good < path.stat().st_size:
-        with path.open("rb+") as file:
-            file.truncate(good)
-    return rows
+    return rows, size
 
 
 def _result(line: bytes) -> dict[str, Any] | None:

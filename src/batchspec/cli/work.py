@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,12 @@ class Work:
         Raises:
             ValueError: it answers other lines than these.
         """
-        for conversation in self._pending:
-            record = conversation.record
-            row = finished.get(record.index)
-            if row is not None and any(row.get(name) != value for name, value in record.fields.items()):
-                raise ValueError(f"--output {output!r} answers another input: line {record.line} differs")
+        fields = {conversation.record.index: conversation.record.fields for conversation in self._pending}
+        for index, row in finished.items():
+            # Compared as JSON, where NaN equals itself.
+            own = {name: row.get(name) for name in fields.get(index, {})}
+            if index not in fields or json.dumps(own) != json.dumps(fields[index]):
+                raise ValueError(f"--output {output!r} answers another input: line {index + 1} differs")
         left = [c for c in self._pending if c.record.index not in finished]
         self.num_done = len(self._pending) - len(left)
         self._pending = deque(left)
@@ -62,9 +64,17 @@ class Work:
             return request
         return None
 
+    def stop(self, llm: LLM) -> None:
+        """Begin no more lines and drop those that are running; what is finished will still be given out."""
+        self._pending.clear()
+        for request_id in self._running:
+            llm.engine.abort_request(request_id)
+
     def finish(self, answer: RequestOutput, writer: ResultWriter) -> None:
         """Write a finished line; a conversation with more turns goes on with the next."""
         conversation = self._running.pop(answer.request_id)
+        if answer.outputs[0].finish_reason == "abort":
+            return
         conversation.answers.append(answer)
         if conversation.has_more_turns:
             self._pending.appendleft(conversation)

@@ -9,6 +9,7 @@ import torch
 from batchspec.decoding.commit import commit
 from batchspec.drafting.drafter import Draft, Drafter
 from batchspec.layout.packed import pack
+from batchspec.layout.transfer import to_device
 from batchspec.models.runner import PackedRunner
 from batchspec.request import Sequence
 from batchspec.sampling.processors import forbid_ends
@@ -25,18 +26,17 @@ def packed_round(
     as it has use for, whatever the others do.
     """
     draft = drafter.propose(rows, [row.draft_limit(num_speculative_tokens) for row in rows])
-    num_new = [1 + num_drafted for num_drafted in draft.num_tokens]
+    num_new = [1 + num_draft_tokens for num_draft_tokens in draft.num_tokens]
     step = pack([row.length for row in rows], num_new, runner.device)
-    newest = torch.tensor([row.token_ids[-1:] for row in rows]).to(runner.device, non_blocking=True)
+    newest = to_device([row.token_ids[-1:] for row in rows], runner.device)
     grid = torch.cat([newest, draft.token_ids], dim=1)  # [rows, 1 + K]
     logits = runner.forward(step, grid.flatten()[step.grid_index])  # [N, vocabulary]
     logits = forbid_ends(
         logits, num_new, [row.num_tokens_before_end for row in rows], [row.end_token_ids for row in rows]
     )
-    num_drafted = torch.tensor(draft.num_tokens).to(runner.device, non_blocking=True)
-    verdict = verify_greedy(logits, draft.token_ids, num_drafted)
-    for row, gained, num_drafted_tokens in zip(rows, _gained(draft, verdict), draft.num_tokens, strict=True):
-        commit(row, gained, num_drafted_tokens)
+    verdict = verify_greedy(logits, draft.token_ids, to_device(draft.num_tokens, runner.device))
+    for row, gained, num_draft_tokens in zip(rows, _gained(draft, verdict), draft.num_tokens, strict=True):
+        commit(row, gained, num_draft_tokens)
         row.length = len(row.token_ids) - 1  # roll back: what lies behind is stale, and will be overwritten
 
 

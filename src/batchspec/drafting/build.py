@@ -24,7 +24,6 @@ class Target:
 
     runner: PackedRunner
     tokenizer: Any
-    num_rows: int
 
 
 def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
@@ -39,15 +38,18 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
 
 
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
-    return NgramDrafter(target.num_rows, config.prompt_lookup_max, config.prompt_lookup_min, target.runner.device)
+    return NgramDrafter(
+        target.runner.num_rows, config.prompt_lookup_max, config.prompt_lookup_min, target.runner.device
+    )
 
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     wanted = target.runner.model
     is_loaded = not isinstance(config.model, str) and not hasattr(config.model, "__fspath__")
-    draft = load_model(config.model, "auto" if is_loaded else wanted.dtype, wanted.device)
-    if draft.device != wanted.device:
-        raise ValueError(f"draft model must be on the target's device {wanted.device}, is on {draft.device}")
+    try:
+        draft = load_model(config.model, "auto" if is_loaded else wanted.dtype, wanted.device)
+    except ValueError as error:
+        raise ValueError(f"draft model: {error}") from error
     sizes = vocabulary_size(wanted), vocabulary_size(draft)
     if is_loaded or target.tokenizer is None:
         _check_same_size(*sizes)
@@ -55,7 +57,7 @@ def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
         check_same_tokenizer(target.tokenizer.get_vocab(), load_tokenizer(config.model).get_vocab(), *sizes)
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
     check_packed_support(draft, window)
-    return DraftModelDrafter(PackedRunner(draft, target.num_rows, window), target.num_rows, min(sizes))
+    return DraftModelDrafter(PackedRunner(draft, target.runner.num_rows, window), min(sizes))
 
 
 def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from batchspec.drafting.drafter import Draft
 from batchspec.layout.packed import pack
+from batchspec.layout.transfer import to_device
 from batchspec.models.runner import PackedRunner
 from batchspec.request import Sequence
 
@@ -24,21 +25,19 @@ class DraftModelDrafter:
     behind: it simply feeds two tokens in the first step of its next draft.
     """
 
-    def __init__(self, runner: PackedRunner, num_rows: int, vocab_size: int) -> None:
+    def __init__(self, runner: PackedRunner, vocab_size: int) -> None:
         self.runner = runner
         self.vocab_size = vocab_size
-        self.lengths = [0] * num_rows
+        self.lengths = [0] * runner.num_rows
 
     def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
         limits = [self._limit(sequence, limit) for sequence, limit in zip(rows, limits, strict=True)]
         drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
         if max(limits) == 0:
             return Draft(drafts, limits)
-        pending = [
-            self._pending(row, s) if limit else [] for row, (s, limit) in enumerate(zip(rows, limits, strict=True))
-        ]
+        pending = [self._pending(row, rows[row]) if limit else [] for row, limit in enumerate(limits)]
         num_new = [len(tokens) for tokens in pending]
-        inputs = torch.tensor([token for tokens in pending for token in tokens], device=self.runner.device)
+        inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
         for column in range(max(limits)):
             step = pack(self.lengths[: len(rows)], num_new, self.runner.device)
             logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
@@ -51,9 +50,8 @@ class DraftModelDrafter:
         return Draft(drafts, limits)
 
     def release_row(self, row: int, last: int) -> None:
-        if row != last:
-            self.runner.move_row(last, row, self.lengths[last])
-            self.lengths[row] = self.lengths[last]
+        self.runner.release_row(row, last, self.lengths[last])
+        self.lengths[row] = self.lengths[last]
         self.lengths[last] = 0
 
     def _limit(self, sequence: Sequence, limit: int) -> int:
@@ -70,5 +68,4 @@ class DraftModelDrafter:
         return sequence.token_ids[self.lengths[row] :]
 
     def _row_index(self, limits: list[int], column: int) -> torch.Tensor:  # [rows that draft at `column`]
-        rows = [row for row, limit in enumerate(limits) if limit > column]
-        return torch.tensor(rows, dtype=torch.long).to(self.runner.device, non_blocking=True)
+        return to_device([row for row, limit in enumerate(limits) if limit > column], self.runner.device)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from batchspec.layout.transfer import to_device
 from batchspec.request import Sequence
 
 
@@ -29,8 +30,7 @@ class Draft:
         num_tokens = [len(draft) for draft in drafts]
         longest = max(num_tokens, default=0)
         padded = [draft + [0] * (longest - len(draft)) for draft in drafts]
-        token_ids = torch.tensor(padded, dtype=torch.long).view(len(drafts), longest)
-        return cls(token_ids.to(device, non_blocking=True), num_tokens)
+        return cls(to_device(padded, device).view(len(drafts), longest), num_tokens)
 
 
 class Drafter(Protocol):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from batchspec.layout.transfer import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
@@ -92,15 +94,13 @@ def pack(
     num_tokens, num_columns = sum(num_new), max(num_new, default=0)
     if num_columns == 0:
         raise ValueError("at least one row must add a token")
-    held, new = (
-        torch.tensor(lengths),
-        torch.tensor(num_new),
-    )  # built on the host: one copy to the device below
+    held = torch.tensor(lengths)  # index arithmetic happens on the host; its results are copied once
+    new = torch.tensor(num_new)
     ends = new.cumsum(0)
     rows = torch.repeat_interleave(torch.arange(len(num_new)), new)
     columns = torch.arange(num_tokens) - (ends - new)[rows]
     index = torch.stack([rows + first_row, held[rows] + columns, rows * num_columns + columns])
-    index = index.to(device, non_blocking=True)
+    index = to_device(index, device)
     return PackedStep(
         first_row=first_row,
         num_rows=len(num_new),
@@ -109,5 +109,5 @@ def pack(
         cache_rows=index[0],
         slots=index[1],
         grid_index=index[2],
-        last_index=(ends[new > 0] - 1).to(device, non_blocking=True),
+        last_index=to_device(ends[new > 0] - 1, device),
     )

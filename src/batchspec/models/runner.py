@@ -9,11 +9,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchspec.layout.packed import PackedStep, pack
+from batchspec.layout.transfer import to_device
 from batchspec.models.attention import packed_attention
 from batchspec.models.slot_cache import SlotCache
 
 PREFILL_CHUNK = 512
-"""Prompt tokens per forward pass; bounds the attention mask of a long prompt to chunk x length."""
+"""Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
+length."""
 
 
 class PackedRunner:
@@ -23,6 +25,7 @@ class PackedRunner:
         self.model = model
         self.device: torch.device = model.device
         self.max_length = max_length
+        self.num_rows = num_rows
         self.cache = SlotCache(num_rows, max_length)
         # 5.24 renamed the argument; models with code of their own may still have the old name.
         names = inspect.signature(model.forward).parameters
@@ -53,9 +56,11 @@ class PackedRunner:
         for offset in range(0, len(token_ids), PREFILL_CHUNK):
             chunk = token_ids[offset : offset + PREFILL_CHUNK]
             step = pack([start + offset], [len(chunk)], self.device, first_row=row)
-            self.forward(step, torch.tensor(chunk, device=self.device), keep=nothing)
+            self.forward(step, to_device(chunk, self.device), keep=nothing)
 
     @torch.inference_mode()
-    def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy a row of `length` cached tokens to another place."""
-        self.cache.move_row(source, target, length)
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        """Let the last row, of `last_length` cached tokens, take the place of `row`, and clear where it was."""
+        if row != last:
+            self.cache.move_row(last, row, last_length)
+        self.cache.clear_row(last)

@@ -17,8 +17,9 @@ class SlotCache(Cache):
     """Keys and values of all layers, `[rows, kv heads, slots, head size]` each, allocated when first written.
 
     It holds no lengths: which slots of a row count is said by the step's layout. So rolling a row back costs
-    nothing, and stale slots are overwritten by the next tokens. Slots start as zeros, since a masked slot
-    still meets a weight of exactly 0.0, and 0.0 times whatever memory held could be NaN.
+    nothing, and stale slots are overwritten by the next tokens. Unused rows and slots hold zeros, since a masked
+    slot still meets a weight of exactly 0.0, and 0.0 times what memory or another request left there could be
+    NaN. (Within a row the same holds as in any cache: keys that overflow, overflow for that request.)
     """
 
     def __init__(self, num_rows: int, max_slots: int) -> None:
@@ -69,6 +70,12 @@ class SlotCache(Cache):
         for store in (self.keys, self.values):
             for tensor in store.values():
                 tensor[target, :, :length] = tensor[source, :, :length]
+
+    def clear_row(self, row: int) -> None:
+        """Forget all of a row, so that nothing of its request can reach the next one."""
+        for store in (self.keys, self.values):
+            for tensor in store.values():
+                tensor[row].zero_()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and positions are always handed to the model."""

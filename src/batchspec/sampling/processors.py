@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from batchspec.layout.transfer import to_device
+
 
 def forbid_ends(
     logits: Tensor,  # [N, vocabulary], changed in place
@@ -32,6 +34,6 @@ def forbid_ends(
                 tokens.append(token)
         first_line += count
     if lines:
-        index = torch.tensor([lines, tokens]).to(logits.device, non_blocking=True)
+        index = to_device([lines, tokens], logits.device)
         logits[index[0], index[1]] = -torch.inf
     return logits
