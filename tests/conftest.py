@@ -1,12 +1,25 @@
+"""Shared by all tests."""
+
 import os
+from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import settings
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded in tests
 settings.register_profile("batchspec", deadline=None)  # a busy machine is no failure
 settings.load_profile("batchspec")
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded in tests
+
+@pytest.fixture(autouse=True)
+def _one_thread_for_toys(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Toy matrices are so small that a second thread would only be waited for."""
+    before = torch.get_num_threads()
+    if request.node.get_closest_marker("real_model") is None:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

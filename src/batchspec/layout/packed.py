@@ -40,6 +40,11 @@ class PackedStep:
     """`[rows with tokens]` int64: place on the line of each row's last token."""
 
     @property
+    def end_row(self) -> int:
+        """The row behind the last one."""
+        return self.first_row + self.num_rows
+
+    @property
     def num_tokens(self) -> int:
         return self.slots.shape[0]
 

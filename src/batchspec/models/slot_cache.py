@@ -14,7 +14,7 @@ GROWTH = 128
 
 
 class SlotCache(Cache):
-    """Keys and values of all layers, `[rows, kv heads, slots, head size]` each, allocated when first written.
+    """Keys and values of all layers, `[rows, kv heads, slots, head size]` each, grown when a step needs more.
 
     It holds no lengths: which slots of a row count is said by the step's layout. So rolling a row back costs
     nothing, and stale slots are overwritten by the next tokens. Unused rows and slots hold zeros, since a masked
@@ -36,15 +36,15 @@ class SlotCache(Cache):
         Raises:
             ValueError: the step needs a row or a slot that this cache never has.
         """
-        if step.first_row + step.num_rows > self.num_rows:
-            raise ValueError(f"rows must be below {self.num_rows}, got {step.first_row + step.num_rows - 1}")
+        if step.end_row > self.num_rows:
+            raise ValueError(f"rows must be below {self.num_rows}, got {step.end_row - 1}")
         if step.num_slots > self.max_slots:
             raise ValueError(f"a row must have at most {self.max_slots} tokens, got {step.num_slots}")
         self.step = step
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                if old.shape[2] < step.num_slots:
-                    store[layer] = self._grown(old, step.num_slots)
+                if old.shape[0] < step.end_row or old.shape[2] < step.num_slots:
+                    store[layer] = self._grown(old, step)
 
     def update(
         self,
@@ -58,8 +58,8 @@ class SlotCache(Cache):
         if self.step is None:
             raise RuntimeError("SlotCache.begin must be called before the forward pass")
         if layer_idx not in self.keys:
-            self.keys[layer_idx] = self._allocate(key_states, self.step.num_slots)
-            self.values[layer_idx] = self._allocate(value_states, self.step.num_slots)
+            self.keys[layer_idx] = self._allocate(key_states, self.step)
+            self.values[layer_idx] = self._allocate(value_states, self.step)
         return (
             self._write(self.keys[layer_idx], key_states, self.step),
             self._write(self.values[layer_idx], value_states, self.step),
@@ -84,17 +84,21 @@ class SlotCache(Cache):
     @staticmethod
     def _write(store: Tensor, states: Tensor, step: PackedStep) -> Tensor:
         store[step.cache_rows, :, step.slots] = states[0].transpose(0, 1)
-        return store[step.first_row : step.first_row + step.num_rows, :, : step.num_slots]
+        return store[step.first_row : step.end_row, :, : step.num_slots]
 
-    def _allocate(self, states: Tensor, num_slots: int) -> Tensor:
+    def _allocate(self, states: Tensor, step: PackedStep) -> Tensor:
         _, heads, _, head_size = states.shape
-        return states.new_zeros(self.num_rows, heads, self._capacity(num_slots), head_size)
+        return states.new_zeros(self._row_capacity(step.end_row), heads, self._slot_capacity(step), head_size)
 
-    def _grown(self, old: Tensor, num_slots: int) -> Tensor:
+    def _grown(self, old: Tensor, step: PackedStep) -> Tensor:
         rows, heads, slots, head_size = old.shape
-        new = old.new_zeros(rows, heads, self._capacity(num_slots), head_size)
-        new[:, :, :slots] = old
+        num_rows, num_slots = self._row_capacity(step.end_row), self._slot_capacity(step)
+        new = old.new_zeros(max(rows, num_rows), heads, max(slots, num_slots), head_size)
+        new[:rows, :, :slots] = old
         return new
 
-    def _capacity(self, num_slots: int) -> int:
-        return min(-(-num_slots // GROWTH) * GROWTH, self.max_slots)
+    def _row_capacity(self, num_rows: int) -> int:
+        return min(1 << (num_rows - 1).bit_length(), self.num_rows)  # doubled: a small batch takes a small cache
+
+    def _slot_capacity(self, step: PackedStep) -> int:
+        return min(-(-step.num_slots // GROWTH) * GROWTH, self.max_slots)
