@@ -56,6 +56,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-prompt-tokens", type=int, default=1024, help="longer prompts are left out")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
+    parser.add_argument("--prompt-lookup-min", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -120,8 +121,14 @@ def make_method(
     """A function from a batch of prompts and a token count to the output tokens."""
     if name == "transformers":
         return lambda batch, num_tokens: transformers_generate(model, tokenizer, batch, num_tokens)
-    config = {"method": name, "num_speculative_tokens": args.num_speculative_tokens} if name != "none" else None
-    llm = LLM(model, tokenizer=tokenizer, speculative_config=config, max_num_seqs=batch_size)
+    config = {
+        "method": name,
+        "num_speculative_tokens": args.num_speculative_tokens,
+        "prompt_lookup_min": args.prompt_lookup_min,
+    }
+    llm = LLM(
+        model, tokenizer=tokenizer, speculative_config=config if name != "none" else None, max_num_seqs=batch_size
+    )
 
     def run(batch: list[list[int]], num_tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)

@@ -213,10 +213,9 @@ class LLM:
         live: dict[str, PreparedRequest] = {}
         try:
             while True:
-                for request in [request for request in live.values() if request.sequence.is_finished]:
-                    yield _with_text(
-                        request.sequence.to_output(), live.pop(request.sequence.request_id)
-                    )  # aborted
+                for name in [name for name, request in live.items() if request.sequence.is_finished]:
+                    aborted = live.pop(name)  # by somebody who holds the engine
+                    yield _with_text(aborted.sequence.to_output(), aborted)
                 self._top_up(next_request, live)
                 if not live:
                     return
