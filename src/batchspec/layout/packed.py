@@ -99,11 +99,11 @@ def pack(
     num_tokens, num_columns = sum(num_new), max(num_new, default=0)
     if num_columns == 0:
         raise ValueError("at least one row must add a token")
-    held = torch.tensor(lengths)  # index arithmetic happens on the host; its results are copied once
-    new = torch.tensor(num_new)
+    held = torch.tensor(lengths, device="cpu")  # index arithmetic happens on the host; its results are copied once
+    new = torch.tensor(num_new, device="cpu")
     ends = new.cumsum(0)
-    rows = torch.repeat_interleave(torch.arange(len(num_new)), new)
-    columns = torch.arange(num_tokens) - (ends - new)[rows]
+    rows = torch.repeat_interleave(torch.arange(len(num_new), device="cpu"), new)
+    columns = torch.arange(num_tokens, device="cpu") - (ends - new)[rows]
     index = torch.stack([rows + first_row, held[rows] + columns, rows * num_columns + columns])
     index = to_device(index, device)
     return PackedStep(

@@ -13,4 +13,5 @@ def to_device(values: Sequence[int] | Sequence[Sequence[int]] | Tensor, device: 
 
     The host memory is pageable, so it is read before this returns; do not pin it.
     """
-    return torch.as_tensor(values, dtype=torch.long).to(device, non_blocking=True)
+    on_host = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.long, device="cpu")
+    return on_host.to(device, non_blocking=True)
