@@ -39,6 +39,13 @@ def test_text_grows_by_whole_characters_to_what_was_encoded(prompt, text):
     assert detokenizer.text == text
 
 
+def test_a_character_that_begins_in_the_prompt_is_given_out_whole():
+    detokenizer = Detokenizer(TOKENIZER, ids("x😀")[:-1], SamplingParams())
+    for token_id in ids("x😀")[-1:] + ids("y"):
+        detokenizer.push(token_id)
+    assert detokenizer.text == "😀y"
+
+
 def test_half_a_character_is_never_shown_not_even_at_the_end():
     detokenizer = Detokenizer(TOKENIZER, ids("x"), SamplingParams())
     for token_id in ids("a😀")[:-1]:
@@ -80,6 +87,18 @@ def test_stop_strings_wait_for_min_tokens():
 def test_a_stop_string_may_begin_before_min_tokens_and_end_after():
     detokenizer, stop = push_all("abcd", SamplingParams(stop="ab", min_tokens=1))
     assert (detokenizer.text, stop) == ("", "ab")
+
+
+def test_whole_characters_are_given_out_before_half_a_one_in_the_same_token():
+    """As byte-level vocabularies have them: one token that ends within a character."""
+    tokenizer = byte_tokenizer()
+    byte = tokenizer.convert_ids_to_tokens(ids("😀"))
+    tokenizer.add_tokens(["END" + byte[0]])  # decoded like any run of bytes
+    merged = tokenizer.convert_tokens_to_ids("END" + byte[0])
+    detokenizer = Detokenizer(tokenizer, [], SamplingParams(stop="END"))
+    if tokenizer.decode([merged]) != "END" + INCOMPLETE:
+        pytest.skip("this version of tokenizers does not decode added tokens as bytes")
+    assert detokenizer.push(merged) == "END"
 
 
 def test_bytes_that_never_become_a_character_do_not_hold_the_text_back_for_ever():

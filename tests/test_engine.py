@@ -141,8 +141,7 @@ def test_abort_from_within_a_round_ends_that_row_and_no_other():
     engine.add_request("a", [5], params, watch=lambda token_id: engine.abort_request("b") and None)
     engine.add_request("b", [6], params)
     engine.add_request("c", [7], params)
-    outputs = {output.request_id: output.outputs[0] for output in engine.step()}
-    assert (outputs["b"].finish_reason, outputs["b"].token_ids) == ("abort", [])
+    assert {output.request_id for output in engine.step()} == {"a", "c"}
     finished = run_to_end(engine)
     assert finished.keys() == {"a", "c"}
     for name, prompt in (("a", [5]), ("c", [7])):
@@ -195,6 +194,51 @@ def test_a_watch_that_raises_loses_neither_what_ended_before_nor_its_own_row():
     assert engine.stats.num_output_tokens == 1 + 9 + 9
 
 
+def test_what_ended_in_a_failed_round_is_given_out_even_if_the_culprit_is_aborted():
+    def always_raise(token_id):
+        raise RuntimeError("disk full")
+
+    engine = make_engine(lambda context: 1)
+    engine.add_request("a", [5], SamplingParams(max_tokens=1))
+    engine.add_request("b", [5], SamplingParams(max_tokens=5), watch=always_raise)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="disk full"):
+            engine.step()
+    engine.abort_request("b")
+    assert engine.has_unfinished_requests()
+    assert run_to_end(engine).keys() == {"a"}
+
+
+@pytest.mark.parametrize("cut_off", ["drafter.release_row", "runner.release_row", "scheduler.release"])
+@pytest.mark.parametrize("name", ["ngram", "draft_model"])
+def test_a_release_that_is_cut_off_leaves_no_row_with_another_s_cache(name, cut_off):
+    """As by Ctrl-C between any two of the moves that releasing a row takes."""
+    engine = make_engine(hashed_script, drafters[name](), max_num_seqs=ROWS, max_model_len=LENGTH)
+    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (2, 9, 12, 15)]
+    for serial, param in enumerate(params):
+        engine.add_request(str(serial), [5, 6, serial], param)
+    part, method = cut_off.split(".")
+    owner = getattr(engine, part)
+    real, calls = getattr(owner, method), []
+
+    def interrupted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    setattr(owner, method, interrupted)
+    finished = {}
+    while engine.has_unfinished_requests():
+        try:
+            finished |= {output.request_id: output for output in engine.step() if output.finished}
+        except KeyboardInterrupt:
+            continue
+    for serial, param in enumerate(params):
+        wanted = expected(hashed_script, [5, 6, serial], param)[0]
+        assert finished[str(serial)].outputs[0].token_ids == wanted
+
+
 def test_an_abort_that_comes_too_late_changes_nothing():
     engine = make_engine(lambda context: 1, max_num_seqs=2)
     engine.add_request("a", [5], SamplingParams(max_tokens=1))
@@ -209,7 +253,10 @@ def test_a_watch_may_abort_its_own_request():
     engine.add_request(
         "a", [5], SamplingParams(max_tokens=1), watch=lambda token: engine.abort_request("a") and None
     )
-    assert run_to_end(engine)["a"].outputs[0].finish_reason == "abort"
+    sequence = engine.scheduler.waiting[0]
+    assert engine.step() == []
+    assert sequence.finish_reason == "abort"
+    assert not engine.has_unfinished_requests()
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Text in, text out, on a toy llama over bytes: the same request gives the same output, field by field."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_folders import VOCABULARY, save_text_llama, text_llama
@@ -147,6 +149,65 @@ def test_a_request_that_is_aborted_during_a_stream_is_given_out_and_the_others_r
             finished[output.request_id] = output.outputs[0]
     assert [finished[name].finish_reason for name in "012"] == ["abort", "length", "length"]
     assert 0 < len(finished["0"].token_ids) < 6
+
+
+def test_a_request_of_one_s_own_in_the_engine_is_not_mixed_into_a_run():
+    llm = make_llm()
+    llm.engine.add_request("mine", [5, 6], SamplingParams(max_tokens=2))
+    with pytest.raises(RuntimeError, match="already generating"):
+        llm.generate("ab", use_tqdm=False)
+    while llm.engine.has_unfinished_requests():
+        llm.engine.step()
+    assert len(llm.generate("ab", use_tqdm=False)) == 1
+
+
+def test_rows_that_a_drafter_never_saw_can_be_released():
+    """With a budget of one token nothing is drafted, so the draft model's cache never gets those rows."""
+    llm = make_llm("unrelated")
+    llm.generate("ab", SamplingParams(max_tokens=8), use_tqdm=False)
+    assert len(llm.generate(["ab", "cd", "ef"], SamplingParams(max_tokens=1), use_tqdm=False)) == 3
+
+
+def test_an_error_in_the_model_is_told_as_it_is_and_the_llm_goes_on():
+    llm = LLM(text_llama(seed=1), tokenizer=TOKENIZER, max_num_seqs=3)
+    wanted = llm.generate(["ab"], use_tqdm=False)[0].outputs
+
+    def fail(*arguments):
+        raise MemoryError
+
+    hook = llm.model.register_forward_pre_hook(fail)
+    with pytest.raises(MemoryError):
+        llm.generate(["ab", "cd", "ef"], use_tqdm=False)
+    hook.remove()
+    assert llm.generate(["ab"], use_tqdm=False)[0].outputs == wanted
+
+
+def test_a_model_in_train_mode_is_refused():
+    llm = LLM(text_llama(seed=1), tokenizer=TOKENIZER)
+    llm.model.train()
+    with pytest.raises(RuntimeError, match=r"the model is in train mode, .*; call model.eval\(\)"):
+        llm.generate("ab", use_tqdm=False)
+
+
+def test_a_model_that_was_changed_or_is_under_autocast_is_refused():
+    llm = LLM(text_llama(seed=1).float(), tokenizer=TOKENIZER)
+    llm.generate("ab", use_tqdm=False)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(RuntimeError, match=r"the cache holds torch\.float32"),
+    ):
+        llm.generate("ab", use_tqdm=False)
+
+
+def test_two_llms_on_one_model_in_two_threads_take_turns():
+    model = text_llama(seed=1)
+    llms = [LLM(model, tokenizer=TOKENIZER, max_num_seqs=2) for _ in range(2)]
+    prompts = ["ab", "cde", "f", "ghij"] * 3
+    wanted = [output.outputs for output in llms[0].generate(prompts, use_tqdm=False)]
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda llm: llm.generate(prompts, use_tqdm=False), llms))
+    assert [[output.outputs for output in run] for run in runs] == [wanted, wanted]
+    assert model.config._attn_implementation == text_llama().config._attn_implementation
 
 
 def test_a_generation_config_that_changes_greedy_decoding_is_told():

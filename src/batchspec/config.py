@@ -48,7 +48,7 @@ class SpeculativeConfig:
             ValueError: an unknown key, a missing `method`, or a value out of range.
         """
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(set(values) - set(known), key=str)
         if unknown:
             raise ValueError(f"speculative_config has no key {unknown[0]!r}; allowed are {', '.join(known)}")
         if "method" not in values:

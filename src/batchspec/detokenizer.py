@@ -20,9 +20,9 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """The text of one request.
 
-    Two offsets move along the tokens: text up to `_read` has been given out, and decoding starts at `_prefix`, a
-    few tokens before it, since a token's text depends on its neighbour's. New text is what the longer of two
-    decodings from `_prefix` has more than the shorter one; it is held back while it ends within a character.
+    Tokens are decoded from `_prefix` on, a few tokens before the new one, as a token's text depends on its
+    neighbours; `_shown` characters of that have been given out. An incomplete character at the end is held back.
+    When none is, the window moves on: to `_read`, where the last whole character before it ended.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: list[int], params: SamplingParams) -> None:
@@ -31,6 +31,7 @@ class Detokenizer:
         self._token_ids = prompt[-CONTEXT_TOKENS:]
         self._prefix = 0
         self._read = len(self._token_ids)
+        self._shown = len(self._decode(self._token_ids).rstrip(INCOMPLETE))
         self._num_output = 0
         self._is_cut = False
         self.text = ""
@@ -50,13 +51,15 @@ class Detokenizer:
         return self.text if self._is_cut else self.text[: len(self.text) - self._held_back()]
 
     def _new_text(self) -> str:
-        before = self._decode(self._token_ids[self._prefix : self._read])
-        after = self._decode(self._token_ids[self._prefix :])
-        must_wait = len(after) <= len(before) or after.endswith(INCOMPLETE)
-        if must_wait and len(self._token_ids) - self._prefix < LONGEST_WAIT:
-            return ""
-        self._prefix, self._read = self._read, len(self._token_ids)
-        return after[len(before) :]
+        text = self._decode(self._token_ids[self._prefix :])
+        must_go_on = len(self._token_ids) - self._prefix >= LONGEST_WAIT
+        complete = text if must_go_on else text.rstrip(INCOMPLETE)
+        new = complete[self._shown :]
+        self._shown += len(new)
+        if (new and complete == text) or must_go_on:
+            self._prefix, self._read = self._read, len(self._token_ids)
+            self._shown = len(self._decode(self._token_ids[self._prefix :]))
+        return new
 
     def _decode(self, token_ids: list[int]) -> str:
         text = self._tokenizer.decode(

@@ -37,6 +37,8 @@ class Engine:
         self.bos_token_id = bos_token_id
         self.scheduler = Scheduler(config.max_num_seqs)
         self._finished_stats = EngineStats()
+        self._ended: list[RequestOutput] = []
+        """Outputs of requests that have ended by themselves and are not given out yet."""
         self._is_stepping = False
 
     def add_request(
@@ -60,7 +62,8 @@ class Engine:
         Raises:
             ValueError: the id is in use.
         """
-        if self.scheduler.find(sequence.request_id) is not None:
+        other = self.scheduler.find(sequence.request_id)
+        if other is not None and not other.is_finished:
             raise ValueError(f"request_id {sequence.request_id!r} is in use by an unfinished request")
         self.scheduler.add(sequence)
 
@@ -97,28 +100,27 @@ class Engine:
         )
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return bool(self.scheduler.running or self.scheduler.waiting or self._ended)
 
     def step(self) -> list[RequestOutput]:
-        """Admit waiting requests and run one round. Returns a snapshot of every request that took part."""
-        ended_in_a_failed_step = self._release_finished()
+        """Admit waiting requests and run one round.
+
+        Returns a snapshot of every request that took part, but for those that were aborted. If a step fails, its
+        rows go on with the next one, and nothing that ended before is lost.
+        """
+        self._release_finished()
         self.scheduler.admit()
         rows = list(self.scheduler.running)
-        if not rows:
-            return ended_in_a_failed_step
-        self._prefill()
-        self._is_stepping = True
-        try:
-            packed_round(rows, self.runner, self.drafter, self.config.num_speculative_tokens)
-        finally:
-            self._is_stepping = False
-        self._finished_stats.num_steps += 1
-        self._finished_stats.num_row_rounds += self.config.max_num_seqs
+        if rows:
+            self._prefill()
+            self._run_round(rows)
+        running = [row.to_output() for row in rows if not row.is_finished]
         self._release_finished()
-        return ended_in_a_failed_step + [row.to_output() for row in rows]
+        ended, self._ended = self._ended, []
+        return ended + running
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
-        """End a request now, with what it has; its row is free for the next. None if it has ended already."""
+        """End a request now and free its row. Returns what it has so far, or None if it has ended already."""
         sequence = self.scheduler.find(request_id)
         if sequence is None or sequence.is_finished:
             return None
@@ -128,6 +130,14 @@ class Engine:
         elif not self._is_stepping:  # from within a round (a token watch): freed when the round ends
             self._release_finished()
         return sequence.to_output()
+
+    def abort_all_requests(self) -> None:
+        """Drop all requests, and outputs that were not given out yet."""
+        self.scheduler.waiting.clear()
+        for sequence in self.scheduler.running:
+            sequence.finish_reason = sequence.finish_reason or "abort"
+        self._release_finished()
+        self._ended = []
 
     @property
     def stats(self) -> EngineStats:
@@ -146,19 +156,34 @@ class Engine:
                 sequence.length += len(missing)
                 self._finished_stats.num_prefilled_tokens += len(missing)
 
-    def _release_finished(self) -> list[RequestOutput]:
+    def _run_round(self, rows: list[Sequence]) -> None:
+        self._is_stepping = True
+        try:
+            packed_round(rows, self.runner, self.drafter, self.config.num_speculative_tokens)
+        finally:
+            self._is_stepping = False
+        self._finished_stats.num_steps += 1
+        self._finished_stats.num_row_rounds += self.config.max_num_seqs
+
+    def _release_finished(self) -> None:
         """Free the rows of finished sequences; the last row takes the place of each."""
-        outputs = []
         for row in reversed(range(len(self.scheduler.running))):
             sequence = self.scheduler.running[row]
             if sequence.is_finished:
-                last = self.scheduler.release(row)
-                self.drafter.release_row(row, last)
-                moved = sequence if row == last else self.scheduler.running[row]
-                self.runner.release_row(row, last, moved.length)
+                self._release_row(row)
                 self._finished_stats.add(sequence.stats)
-                outputs.append(sequence.to_output())
-        return outputs
+                if sequence.finish_reason != "abort":
+                    self._ended.append(sequence.to_output())
+
+    def _release_row(self, row: int) -> None:
+        """Safe to be cut off anywhere: until all is moved, the last row counts as not computed."""
+        last = len(self.scheduler.running) - 1
+        moved = self.scheduler.running[last]
+        length, moved.length = moved.length, 0
+        self.drafter.release_row(row, last)
+        self.runner.release_row(row, last, length)
+        self.scheduler.release(row)
+        moved.length = length
 
     def _check_ids(self, name: str, token_ids: Tokens[int]) -> None:
         for token in token_ids:

@@ -205,9 +205,9 @@ class LLM:
         ends when all requests are finished and it gives None.
 
         Raises:
-            RuntimeError: another run of this LLM is not finished.
+            RuntimeError: another run of this LLM, or a request added to its engine, is not finished.
         """
-        if self._is_running:
+        if self._is_running or self.engine.has_unfinished_requests():
             raise RuntimeError("this LLM is already generating; finish or close that run first")
         self._is_running = True
         live: dict[str, PreparedRequest] = {}
@@ -223,9 +223,8 @@ class LLM:
                     request = live.pop(output.request_id) if output.finished else live[output.request_id]
                     yield _with_text(output, request)
         finally:
+            self.engine.abort_all_requests()
             self._is_running = False
-            for request_id in live:
-                self.engine.abort_request(request_id)
 
     def _top_up(
         self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]

@@ -28,6 +28,7 @@ def test_a_text_file_has_a_prompt_per_line(tmp_path):
     ("line", "error"),
     [
         (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         (b"[1]", "must be a JSON object with one of the fields prompt, messages, turns"),
         (b"{}", "must have exactly one of the fields prompt, messages, turns, has none"),
         (b'{"prompt": "a", "turns": ["b"]}', "has prompt, turns"),

@@ -31,6 +31,22 @@ def test_a_released_row_leaves_nothing_to_the_next_request_not_even_nan():
     assert torch.equal(last_logits(runner, 1, [4, 5, 6]), clean)
 
 
+@torch.inference_mode()
+def test_a_row_that_moves_in_meets_nothing_of_the_longer_one_before():
+    """Row 2 is long, so that attention reads all slots of row 0, also those behind its new tokens."""
+    model, long = make_model("llama"), list(range(2, 32))
+    runner = PackedRunner(model, 3, 64)
+    for row, tokens in enumerate((long[:20], [4, 5, 6], long)):
+        runner.prefill(row, tokens)
+    runner.release_row(1, 2, len(long))  # rows now: poisoned, long
+    for store in (*runner.cache.keys.values(), *runner.cache.values.values()):
+        store[0] = torch.nan
+    runner.prefill(2, [4, 5, 6])
+    runner.release_row(0, 2, 3)  # rows now: short, long
+    step = pack([3, len(long)], [1, 1])
+    assert runner.forward(step, torch.tensor([7, 3]))[0].isfinite().all()
+
+
 def test_the_last_row_moves_to_the_place_of_the_released_one():
     runner = PackedRunner(make_model("llama"), 2, 64)
     alone = last_logits(PackedRunner(make_model("llama"), 1, 64), 0, [4, 5, 6, 7])

@@ -163,5 +163,7 @@ def test_rows_hold_what_was_committed_whatever_happened(history: tuple[int, list
             rows = [row[: max(0, len(row) - n)] for n, row in zip(numbers, rows, strict=True)]
         else:
             source, to = numbers
+            if source == to:
+                continue
             cache.move_row(source, to, len(rows[source]))
             rows[to] = list(rows[source])

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from batchspec.detokenizer import Detokenizer
     from batchspec.llm import LLM
 
+CAPTION = (
+    "A batch takes as many rounds as its longest answer; mean acceptance length: tokens per round with drafts. "
+    "Drafts pay most in small batches and where text repeats itself. The answers are those of a very small model."
+)
+
 ACCEPTED = "green"
 """Style of accepted draft tokens; the target's own tokens keep the terminal's."""
 
@@ -174,6 +179,7 @@ def tiles(screen: Console, kinds: list[str], pages: list[ColouredText]) -> Table
 
 def show_answers(console: Console, llm: LLM, prompts: dict[str, str], run: Run) -> None:
     """All prompts and answers in full."""
+    console.print(Text("Accepted draft tokens are ") + Text("green", style=ACCEPTED) + Text("."), style="dim")
     for (kind, prompt), output in zip(prompts.items(), run.outputs, strict=True):
         console.print(Rule(kind, style="dim"))
         console.print(Text(prompt, style="dim"))
@@ -183,21 +189,13 @@ def show_answers(console: Console, llm: LLM, prompts: dict[str, str], run: Run) 
 
 def comparison(with_drafts: Run, without: Run) -> Table:
     """The figures of both runs side by side."""
-    table = Table(title=f"{len(without.outputs)} prompts in one batch")
-    for column in (
-        "",
-        "tokens",
-        "rounds",
-        "drafts accepted",
-        "mean acceptance length",
-        "tokens/s",
-        "speedup",
-    ):
-        table.add_column(column, justify="right" if column else "left")
+    table = Table(title=f"{len(without.outputs)} prompts in one batch", caption=CAPTION, caption_justify="left")
+    for column in ("", "tokens", "rounds", "drafts accepted", "mean acceptance length", "tokens/s", "speedup"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     stats = with_drafts.stats
     speedup = with_drafts.tokens_per_second / without.tokens_per_second
     table.add_row(
-        "with speculation",
+        "speculation",
         str(stats.num_output_tokens),
         str(with_drafts.num_rounds),
         f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} ({stats.acceptance_rate:.0%})",
@@ -206,7 +204,7 @@ def comparison(with_drafts: Run, without: Run) -> Table:
         f"{speedup:.2f}x",
     )
     table.add_row(
-        "without",
+        "none",
         str(without.stats.num_output_tokens),
         str(without.num_rounds),
         "",

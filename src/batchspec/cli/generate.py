@@ -80,7 +80,8 @@ def generate(
     if resume and Path(output).exists():
         finished, size = finished_rows(Path(output))
         work.skip(finished, output)
-        os.truncate(output, size)  # a torn last line is written anew
+        if size < Path(output).stat().st_size:  # a torn last line is written anew
+            os.truncate(output, size)
     llm = load_llm(
         model,
         tokenizer=tokenizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -22,8 +23,20 @@ app.command()(demo)
 app.command()(generate)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from batchspec import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
 @app.callback()
-def _commands() -> None:
+def _commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Batched speculative decoding for Hugging Face models that cannot change the output.
 
     Start with [bold]batchspec demo[/bold]; then [bold]batchspec generate --help[/bold].
@@ -34,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run a command; bad input ends with one line on stderr and exit code 2."""
     try:
         app(args=arguments)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(2)
 

@@ -58,6 +58,8 @@ def speculative_config(
     """
     if draft_model is not None and method not in (None, "draft_model"):
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
+    if method == "draft_model" and draft_model is None:
+        raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
     if method is None and draft_model is None:
         return None
     return {
@@ -77,5 +79,5 @@ def load_llm(model: str | None, **settings: Any) -> LLM:
 
         hide_progress_bars()
     source = model or bundled_model()
-    with notes.status(f"loading {Path(source).name} (a .gguf file takes 20 seconds more the first time)"):
+    with notes.status(f"loading {Path(source).name} (the first time takes longer)"):
         return LLM(source, **settings)

@@ -61,7 +61,8 @@ def read_records(path: str, file_format: str) -> Iterator[Record]:
         with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             for index, line in enumerate(file):
                 if line.strip():
-                    yield _parse(index, line.removeprefix(b"\xef\xbb\xbf").rstrip(b"\r\n"), file_format)
+                    line = line.removeprefix(b"\xef\xbb\xbf") if index == 0 else line
+                    yield _parse(index, line.rstrip(b"\r\n"), file_format)
     except OSError as error:
         raise ValueError(f"--input {path!r} cannot be read: {error.strerror}") from error
 
@@ -75,7 +76,7 @@ def _parse(index: int, line: bytes, file_format: str) -> Record:
         return Record(index, {"prompt": text})
     try:
         fields = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Record(index, {}, f"not JSON ({error})")
     return Record(index, *_check(fields))
 
@@ -155,7 +156,7 @@ def _result(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and isinstance(row.get("index"), int) else None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from batchspec.cli.options import notes
-from batchspec.cli.records import KINDS, Record, ResultWriter
+from batchspec.cli.records import KINDS, RESERVED, Record, ResultWriter
 from batchspec.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Work:
         fields = {conversation.record.index: conversation.record.fields for conversation in self._pending}
         for index, row in finished.items():
             # Compared as JSON, where NaN equals itself.
-            own = {name: row.get(name) for name in fields.get(index, {})}
+            own = {name: value for name, value in row.items() if name not in RESERVED}
             if index not in fields or json.dumps(own) != json.dumps(fields[index]):
                 raise ValueError(f"--output {output!r} answers another input: line {index + 1} differs")
         left = [c for c in self._pending if c.record.index not in finished]

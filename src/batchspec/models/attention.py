@@ -7,6 +7,8 @@ from its position alone and is decided here, per layer, by the arguments that th
 from __future__ import annotations
 
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -45,12 +47,23 @@ class StepContext:
         return self._masks[key]
 
 
+_locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
+"""By the identity of a model's config, whose attention implementation is switched for the time of a step."""
+
 _context: ContextVar[StepContext] = ContextVar("batchspec_step_context")
 
 
 @contextmanager
 def packed_attention(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
-    """Within this context `model` attends by `step`'s layout; outside of it the model is as it was."""
+    """Within this context `model` attends by `step`'s layout; outside of it the model is as it was.
+
+    One at a time per model: engines that share a model in several threads take turns.
+    """
+    with _locks[id(model.config)]:
+        yield from _attend_packed(model, step)
+
+
+def _attend_packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
     before = [(config, config._attn_implementation) for config in _with_sub_configs(model.config)]
     token = _context.set(StepContext(step))
     model.config._attn_implementation = NAME  # passed on to all sub-configs

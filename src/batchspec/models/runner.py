@@ -39,6 +39,8 @@ class PackedRunner:
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
         """Compute the step's tokens and write their keys and values; gives the logits at `keep`, or all."""
+        if self.model.training:
+            raise RuntimeError("the model is in train mode, where dropout makes outputs random; call model.eval()")
         self.cache.begin(step)
         with packed_attention(self.model, step):
             output = self.model(

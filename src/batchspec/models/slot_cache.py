@@ -19,7 +19,8 @@ class SlotCache(Cache):
     It holds no lengths: which slots of a row count is said by the step's layout. So rolling a row back costs
     nothing, and stale slots are overwritten by the next tokens. Unused rows and slots hold zeros, since a masked
     slot still meets a weight of exactly 0.0, and 0.0 times what memory or another request left there could be
-    NaN. (Within a row the same holds as in any cache: keys that overflow, overflow for that request.)
+    NaN. What is not guarded against are keys or values of a *rejected draft token* that overflow to infinity:
+    they spoil their own row until they are overwritten.
     """
 
     def __init__(self, num_rows: int, max_slots: int) -> None:
@@ -66,16 +67,19 @@ class SlotCache(Cache):
         )
 
     def move_row(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` slots of row `source` to row `target`."""
+        """Let row `target` hold the first `length` slots of another row, and nothing else."""
+        self.clear_row(target)
         for store in (self.keys, self.values):
             for tensor in store.values():
-                tensor[target, :, :length] = tensor[source, :, :length]
+                if max(source, target) < tensor.shape[0]:
+                    tensor[target, :, :length] = tensor[source, :, :length]
 
     def clear_row(self, row: int) -> None:
         """Forget all of a row, so that nothing of its request can reach the next one."""
         for store in (self.keys, self.values):
             for tensor in store.values():
-                tensor[row].zero_()
+                if row < tensor.shape[0]:  # else no step has needed it yet
+                    tensor[row].zero_()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and positions are always handed to the model."""
@@ -83,6 +87,11 @@ class SlotCache(Cache):
 
     @staticmethod
     def _write(store: Tensor, states: Tensor, step: PackedStep) -> Tensor:
+        if states.dtype != store.dtype or states.device != store.device:
+            raise RuntimeError(
+                f"the cache holds {store.dtype} on {store.device} and the model now computes {states.dtype} on "
+                f"{states.device}; make a new LLM after changing the model, and call it outside of autocast"
+            )
         store[step.cache_rows, :, step.slots] = states[0].transpose(0, 1)
         return store[step.first_row : step.end_row, :, : step.num_slots]
 
