@@ -209,6 +209,21 @@ def test_what_ended_in_a_failed_round_is_given_out_even_if_the_culprit_is_aborte
     assert run_to_end(engine).keys() == {"a"}
 
 
+def test_an_id_whose_request_ended_in_a_failed_round_names_the_new_request():
+    def always_raise(token_id):
+        raise RuntimeError("disk full")
+
+    engine = make_engine(lambda context: 1)
+    engine.add_request("a", [5], SamplingParams(max_tokens=1))
+    engine.add_request("b", [5], SamplingParams(max_tokens=5), watch=always_raise)
+    with pytest.raises(RuntimeError, match="disk full"):
+        engine.step()
+    engine.add_request("a", [5], SamplingParams(max_tokens=9))
+    with pytest.raises(ValueError, match="'a' is in use"):
+        engine.add_request("a", [5])
+    assert engine.abort_request("a").outputs[0].finish_reason == "abort"
+
+
 @pytest.mark.parametrize("cut_off", ["drafter.release_row", "runner.release_row", "scheduler.release"])
 @pytest.mark.parametrize("name", ["ngram", "draft_model"])
 def test_a_release_that_is_cut_off_leaves_no_row_with_another_s_cache(name, cut_off):

@@ -62,8 +62,7 @@ class Engine:
         Raises:
             ValueError: the id is in use.
         """
-        other = self.scheduler.find(sequence.request_id)
-        if other is not None and not other.is_finished:
+        if self.scheduler.find(sequence.request_id) is not None:
             raise ValueError(f"request_id {sequence.request_id!r} is in use by an unfinished request")
         self.scheduler.add(sequence)
 
@@ -122,7 +121,7 @@ class Engine:
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its row. Returns what it has so far, or None if it has ended already."""
         sequence = self.scheduler.find(request_id)
-        if sequence is None or sequence.is_finished:
+        if sequence is None:
             return None
         sequence.finish_reason = "abort"
         if sequence in self.scheduler.waiting:

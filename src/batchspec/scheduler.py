@@ -38,8 +38,8 @@ class Scheduler:
         return last
 
     def find(self, request_id: str) -> Sequence | None:
-        """The running or waiting sequence of that request."""
+        """The running or waiting sequence of that request; one that has ended is neither."""
         for sequence in (*self.running, *self.waiting):
-            if sequence.request_id == request_id:
+            if sequence.request_id == request_id and not sequence.is_finished:
                 return sequence
         return None

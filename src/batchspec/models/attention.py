@@ -60,19 +60,15 @@ def packed_attention(model: PreTrainedModel, step: PackedStep) -> Iterator[None]
     One at a time per model: engines that share a model in several threads take turns.
     """
     with _locks[id(model.config)]:
-        yield from _attend_packed(model, step)
-
-
-def _attend_packed(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
-    before = [(config, config._attn_implementation) for config in _with_sub_configs(model.config)]
-    token = _context.set(StepContext(step))
-    model.config._attn_implementation = NAME  # passed on to all sub-configs
-    try:
-        yield
-    finally:
-        for config, name in before:  # outer configs first, as they pass theirs on
-            config._attn_implementation = name
-        _context.reset(token)
+        before = [(config, config._attn_implementation) for config in _with_sub_configs(model.config)]
+        token = _context.set(StepContext(step))
+        model.config._attn_implementation = NAME  # passed on to all sub-configs
+        try:
+            yield
+        finally:
+            for config, name in before:  # outer configs first, as they pass theirs on
+                config._attn_implementation = name
+            _context.reset(token)
 
 
 def _with_sub_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
