@@ -27,7 +27,7 @@ def hashed_script(context: tuple[int, ...], seed: int = 0, depth: int = 3) -> in
 
 
 class ScriptedRunner:
-    """Stands in for `PackedRunner`: same methods, but keys and values are the token ids themselves."""
+    """Stands in for a runner: same methods, but keys and values are the token ids themselves."""
 
     def __init__(self, script: Script, num_rows: int, max_length: int) -> None:
         self.script = script
@@ -66,10 +66,9 @@ class ScriptedDrafter:
         self.script = script
         self.is_right = is_right
 
-    def propose(self, rows, limits):
-        return Draft.from_lists(
-            [self._draft(row, limit) for row, limit in zip(rows, limits, strict=True)], torch.device("cpu")
-        )
+    def propose(self, batch, limits):
+        drafts = [self._draft(row, limit) for row, limit in zip(batch.values(), limits, strict=True)]
+        return Draft.from_lists(drafts, torch.device("cpu"))
 
     def release_row(self, row, last):
         pass
@@ -90,15 +89,18 @@ def make_engine(
     max_model_len: int = 64,
     num_speculative_tokens: int = 4,
     eos: frozenset[int] = frozenset({EOS}),
+    **settings,
 ) -> Engine:
+    config = EngineConfig(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        num_speculative_tokens=num_speculative_tokens if drafter else 0,
+        **settings,
+    )
     return Engine(
-        ScriptedRunner(script, max_num_seqs, max_model_len),
+        ScriptedRunner(script, config.num_rows, max_model_len),
         drafter or NoDrafter(torch.device("cpu")),
-        EngineConfig(
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            num_speculative_tokens=num_speculative_tokens if drafter else 0,
-        ),
+        config,
         vocab_size=VOCAB,
         eos_token_ids=eos,
     )

@@ -1,6 +1,6 @@
 import pytest
 
-from batchspec.config import EngineConfig, SpeculativeConfig
+from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,32 @@ def test_a_wrong_drafting_setting_is_named_with_what_is_allowed(values, message)
         ({"max_model_len": 1}, "max_model_len must be an integer of at least 2"),
         ({"max_model_len": 8, "max_num_seqs": 0}, "max_num_seqs must be an integer of at least 1"),
         ({"max_model_len": 8, "max_num_seqs": True}, "max_num_seqs must be an integer of at least 1"),
-        ({"max_model_len": 8, "strategy": "eqspec"}, "strategy must be one of packed, got 'eqspec'"),
+        ({"max_model_len": 8, "strategy": "x"}, "strategy must be one of packed, eqspec, exspec, got 'x'"),
+        ({"max_model_len": 8, "refill": 1}, "refill must be True or False"),
+        ({"max_model_len": 8, "pool": PoolConfig(window=4)}, r"window must be at least max_num_seqs \(8\), got 4"),
     ],
 )
 def test_a_wrong_engine_setting_is_named_with_what_is_allowed(values, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"window": 0}, "window must be an integer of at least 1"),
+        ({"min_group": 0}, "min_group must be an integer of at least 1"),
+        ({"max_wait_rounds": 0}, "max_wait_rounds must be an integer of at least 1"),
+        ({"group_by": "size"}, "group_by must be one of length, acceptance, got 'size'"),
+        ({"size": 8}, "pool_config has no key 'size'; allowed are window, group_by, min_group, max_wait_rounds"),
+    ],
+)
+def test_a_wrong_pool_setting_is_named_with_what_is_allowed(values, message):
+    with pytest.raises(ValueError, match=message):
+        PoolConfig.from_dict(values)
+
+
+def test_only_exspec_has_more_rows_than_a_batch():
+    rows = [EngineConfig(8, 4, strategy).num_rows for strategy in ("packed", "eqspec", "exspec")]
+    assert rows == [4, 4, 16]
+    assert EngineConfig(8, 4, "exspec", pool=PoolConfig(window=5)).num_rows == 5

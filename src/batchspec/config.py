@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 METHODS = ("draft_model", "ngram")
-STRATEGIES = ("packed",)
+STRATEGIES = ("packed", "eqspec", "exspec")
+GROUPINGS = ("length", "acceptance")
+POOL_FACTOR = 4
+"""Sequences in EXSPEC's pool for each row of a batch, by default."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,49 @@ class SpeculativeConfig:
         Raises:
             ValueError: an unknown key, a missing `method`, or a value out of range.
         """
-        known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known), key=str)
-        if unknown:
-            raise ValueError(f"speculative_config has no key {unknown[0]!r}; allowed are {', '.join(known)}")
+        _check_keys("speculative_config", values, cls)
         if "method" not in values:
             raise ValueError(f"speculative_config needs the key 'method': one of {', '.join(METHODS)}")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """EXSPEC's pool: how many sequences it holds, and how batches are chosen from it.
+
+    Raises:
+        ValueError: a field is out of its range; the message names the field and what is allowed.
+    """
+
+    window: int | None = None
+    """Sequences in the pool; None: four times the batch size."""
+    group_by: str = "length"
+    """`length`: the largest group of equal length; `acceptance`: the one whose rows were accepted most alike of
+    late, so that they are likely to stay together."""
+    min_group: int | None = None
+    """Fewest rows of equal length that are decoded without the others; None: as many as are predicted to pay,
+    which is 92 % of a full batch, as realigning costs at most 8 % of a round and a round's cost hardly depends
+    on its rows. 1 means that rows of unequal length never meet."""
+    max_wait_rounds: int = 16
+    """A sequence that sat out this many rounds is in the next batch, whatever its length; if there are several,
+    those that have waited longest go first."""
+
+    def __post_init__(self) -> None:
+        for name in ("window", "min_group"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 1)
+        _check_at_least("max_wait_rounds", self.max_wait_rounds, 1)
+        if self.group_by not in GROUPINGS:
+            raise ValueError(f"group_by must be one of {', '.join(GROUPINGS)}, got {self.group_by!r}")
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PoolConfig:
+        """Read a `pool_config` dictionary.
+
+        Raises:
+            ValueError: an unknown key, or a value out of range.
+        """
+        _check_keys("pool_config", values, cls)
         return cls(**values)
 
 
@@ -71,6 +111,9 @@ class EngineConfig:
     strategy: str = "packed"
     num_speculative_tokens: int = 0
     """Draft tokens per row and round, at most; 0 without a drafter."""
+    refill: bool = True
+    """Give the rows of finished sequences to waiting ones; False: only when all have finished (fixed batches)."""
+    pool: PoolConfig = field(default_factory=PoolConfig)
 
     def __post_init__(self) -> None:
         _check_at_least("max_model_len", self.max_model_len, 2)
@@ -78,6 +121,24 @@ class EngineConfig:
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 0)
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        if not isinstance(self.refill, bool):
+            raise ValueError(f"refill must be True or False, got {self.refill!r}")
+        if self.pool.window is not None and self.pool.window < self.max_num_seqs:
+            raise ValueError(f"window must be at least max_num_seqs ({self.max_num_seqs}), got {self.pool.window}")
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the cache: a batch, or with EXSPEC a pool from which batches are chosen."""
+        if self.strategy != "exspec":
+            return self.max_num_seqs
+        return self.pool.window or POOL_FACTOR * self.max_num_seqs
+
+
+def _check_keys(name: str, values: Mapping[str, Any], kind: type[Any]) -> None:
+    known = [entry.name for entry in fields(kind)]
+    unknown = sorted(set(values) - set(known), key=str)
+    if unknown:
+        raise ValueError(f"{name} has no key {unknown[0]!r}; allowed are {', '.join(known)}")
 
 
 def _check_at_least(name: str, value: object, low: int) -> None:

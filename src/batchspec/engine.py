@@ -6,12 +6,13 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
 from batchspec.config import EngineConfig
-from batchspec.decoding.packed import packed_round
+from batchspec.decoding.round import decode_round
 from batchspec.drafting.drafter import Drafter
-from batchspec.models.runner import PackedRunner
+from batchspec.grouping import choose_batch
+from batchspec.models.runner import Runner
 from batchspec.request import RequestOutput, SamplingParams, Sequence, TokenWatch
 from batchspec.scheduler import Scheduler
-from batchspec.stats import EngineStats
+from batchspec.stats import EngineStats, StageTimer
 
 
 class Engine:
@@ -22,12 +23,13 @@ class Engine:
 
     def __init__(
         self,
-        runner: PackedRunner,
+        runner: Runner,
         drafter: Drafter,
         config: EngineConfig,
         vocab_size: int,
         eos_token_ids: frozenset[int] = frozenset(),
         bos_token_id: int | None = None,
+        timer: StageTimer | None = None,
     ) -> None:
         self.runner = runner
         self.drafter = drafter
@@ -35,7 +37,8 @@ class Engine:
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
         self.bos_token_id = bos_token_id
-        self.scheduler = Scheduler(config.max_num_seqs)
+        self.timer = timer or StageTimer()
+        self.scheduler = Scheduler(config.num_rows, config.refill)
         self._finished_stats = EngineStats()
         self._ended: list[RequestOutput] = []
         """Outputs of requests that have ended by themselves and are not given out yet."""
@@ -107,16 +110,18 @@ class Engine:
         Returns a snapshot of every request that took part, but for those that were aborted. If a step fails, its
         rows go on with the next one, and nothing that ended before is lost.
         """
-        self._release_finished()
-        self.scheduler.admit()
-        rows = list(self.scheduler.running)
-        if rows:
-            self._prefill()
-            self._run_round(rows)
-        running = [row.to_output() for row in rows if not row.is_finished]
-        self._release_finished()
-        ended, self._ended = self._ended, []
-        return ended + running
+        with self.timer.stage("rest"):
+            self._release_finished()
+            self.scheduler.admit()
+            batch = self._choose_batch()
+            if batch:
+                with self.timer.stage("prefill"):
+                    self._prefill()
+                self._run_round(batch)
+            running = [row.to_output() for row in batch.values() if not row.is_finished]
+            self._release_finished()
+            ended, self._ended = self._ended, []
+            return ended + running
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its row. Returns what it has so far, or None if it has ended already."""
@@ -155,13 +160,27 @@ class Engine:
                 sequence.length += len(missing)
                 self._finished_stats.num_prefilled_tokens += len(missing)
 
-    def _run_round(self, rows: list[Sequence]) -> None:
+    def _choose_batch(self) -> dict[int, Sequence]:
+        """The rows of the next round: all that run, or with EXSPEC those of the pool that go well together."""
+        running = self.scheduler.running
+        if self.config.strategy != "exspec" or not running:
+            return dict(enumerate(running))
+        with self.timer.stage("grouping"):
+            chosen = choose_batch(running, self.config.max_num_seqs, self.config.pool)
+        return {row: running[row] for row in chosen}
+
+    def _run_round(self, batch: dict[int, Sequence]) -> None:
+        is_level = len({row.length for row in batch.values()}) == 1
         self._is_stepping = True
         try:
-            packed_round(rows, self.runner, self.drafter, self.config.num_speculative_tokens)
+            decode_round(batch, self.runner, self.drafter, self.config.num_speculative_tokens, self.timer)
         finally:
             self._is_stepping = False
+        for row, sequence in enumerate(self.scheduler.running):
+            sequence.waited = 0 if row in batch else sequence.waited + 1
+            sequence.stats.num_waited_rounds += row not in batch
         self._finished_stats.num_steps += 1
+        self._finished_stats.num_grouped_steps += is_level
         self._finished_stats.num_row_rounds += self.config.max_num_seqs
 
     def _release_finished(self) -> None:

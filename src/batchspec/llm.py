@@ -7,17 +7,18 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
+import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from batchspec.config import EngineConfig, SpeculativeConfig
+from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 from batchspec.detokenizer import Detokenizer
 from batchspec.drafting.build import Target, build_drafter
 from batchspec.engine import Engine
-from batchspec.models.capability import check_packed_support
+from batchspec.models.capability import make_runner
 from batchspec.models.loader import (
     bos_token_id,
     end_token_ids,
@@ -27,8 +28,8 @@ from batchspec.models.loader import (
     resolve_tokenizer,
     vocabulary_size,
 )
-from batchspec.models.runner import PackedRunner
 from batchspec.request import RequestOutput, SamplingParams, Sequence
+from batchspec.stats import StageTimer
 
 Prompt = str | ListOf[int] | Mapping[str, Any]
 """Text, token ids, or `{"prompt": text}` / `{"prompt_token_ids": ids}`."""
@@ -59,10 +60,15 @@ class LLM:
         device: `auto` (a GPU if there is one), `cpu`, `cuda:0`, ...
         max_num_seqs: rows of the batch; more prompts wait and take rows as they get free.
         max_model_len: tokens of prompt and output together; by default the model's context window.
-        strategy: `packed`.
+        strategy: `packed`: no padding and no realignment, the fastest. `eqspec` and `exspec`: the methods of
+            *Batch Speculative Decoding Done Right* over transformers' own attention, for comparison and for
+            models that cannot run packed.
+        refill: give the rows of finished sequences to waiting prompts; False: only when the whole batch is done.
+        pool_config: with `exspec`, `{"window": ..., "group_by": ..., ...}`, see `PoolConfig`.
 
     Raises:
-        ValueError: a setting is out of range, a model cannot be loaded or cannot run packed; says which and why.
+        ValueError: a setting is out of range, a model cannot be loaded or cannot run by the strategy; says which
+            and why.
 
     Example:
         >>> llm = LLM("path/to/model", speculative_config={"method": "ngram"})  # doctest: +SKIP
@@ -81,30 +87,34 @@ class LLM:
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
         strategy: str = "packed",
+        refill: bool = True,
+        pool_config: PoolConfig | Mapping[str, Any] | None = None,
     ) -> None:
-        if isinstance(speculative_config, Mapping):
-            speculative_config = SpeculativeConfig.from_dict(speculative_config)
-        elif speculative_config is not None and not isinstance(speculative_config, SpeculativeConfig):
-            raise ValueError(f"speculative_config must be a dictionary or None, got {speculative_config!r}")
+        speculative_config = _as_config("speculative_config", speculative_config, SpeculativeConfig)
         # Settings are checked before anything is loaded, as far as they can be.
-        EngineConfig(2 if max_model_len is None else max_model_len, max_num_seqs, strategy)
-        self.model = load_model(model, dtype, device)
-        self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
         config = EngineConfig(
-            max_model_len=resolve_max_model_len(max_model_len, self.model),
+            max_model_len=2 if max_model_len is None else max_model_len,
             max_num_seqs=max_num_seqs,
             strategy=strategy,
             num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
+            refill=refill,
+            pool=_as_config("pool_config", pool_config, PoolConfig) or PoolConfig(),
         )
-        check_packed_support(self.model, config.max_model_len)
-        runner = PackedRunner(self.model, config.max_num_seqs, config.max_model_len)
+        if pool_config is not None and strategy != "exspec":
+            raise ValueError(f"pool_config goes with strategy exspec, not with {strategy}")
+        self.model = load_model(model, dtype, device)
+        self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
+        config = replace(config, max_model_len=resolve_max_model_len(max_model_len, self.model))
+        timer = StageTimer(torch.cuda.synchronize if self.model.device.type == "cuda" else None)
+        runner = make_runner(strategy, self.model, config.num_rows, config.max_model_len, timer)
         self.engine = Engine(
             runner,
-            build_drafter(speculative_config, Target(runner, self.tokenizer)),
+            build_drafter(speculative_config, Target(runner, self.tokenizer, strategy, timer)),
             config,
             vocab_size=vocabulary_size(self.model),
             eos_token_ids=end_token_ids(self.model, self.tokenizer),
             bos_token_id=bos_token_id(self.model),
+            timer=timer,
         )
         self._is_running = False
         if ignored := ignored_generation_settings(self.model):
@@ -230,7 +240,7 @@ class LLM:
         self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]
     ) -> None:
         """Keep every row busy; requests that would only wait are left where they come from."""
-        while len(live) < self.engine.config.max_num_seqs:
+        while len(live) < self.engine.config.num_rows:
             request = next_request()
             if request is None:
                 return
@@ -293,6 +303,17 @@ def _with_text(output: RequestOutput, request: PreparedRequest) -> RequestOutput
         text = request.detokenizer.text if output.finished else request.detokenizer.text_so_far()
         output.outputs[0].text = text
     return output
+
+
+Config = TypeVar("Config", SpeculativeConfig, PoolConfig)
+
+
+def _as_config(name: str, value: Config | Mapping[str, Any] | None, kind: type[Config]) -> Config | None:
+    if isinstance(value, Mapping):
+        return kind.from_dict(value)
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a dictionary or None, got {value!r}")
+    return value
 
 
 @contextmanager

@@ -10,6 +10,9 @@ from batchspec.stats import DecodingStats
 
 FinishReason = Literal["stop", "length", "abort"]
 
+RECENT = 16
+"""Output tokens by which `Sequence.recent_acceptance` judges."""
+
 TokenWatch = Callable[[int], str | None]
 """Called with each output token that becomes text; returns the stop string that it completed, if any."""
 
@@ -104,6 +107,14 @@ class Sequence:
     stats: DecodingStats = field(default_factory=DecodingStats)
     accepted: list[bool] = field(default_factory=list)
     """For each output token: was it an accepted draft token (or the target's own)?"""
+    waited: int = 0
+    """Rounds since it last took part in one (EXSPEC's pool)."""
+
+    @property
+    def recent_acceptance(self) -> float:
+        """Share of accepted draft tokens among the last output tokens."""
+        recent = self.accepted[-RECENT:]
+        return sum(recent) / len(recent) if recent else 0.0
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -10,8 +10,9 @@ from batchspec.request import Sequence
 class Scheduler:
     """First come, first served. Rows are dense: sequence `running[i]` owns row `i`, and there are no holes."""
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self.max_num_seqs = max_num_seqs
+    def __init__(self, num_rows: int, refill: bool = True) -> None:
+        self.num_rows = num_rows
+        self.refill = refill
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
@@ -19,14 +20,16 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def admit(self) -> None:
-        """Let waiting sequences have the free rows, in their order."""
-        while self.waiting and len(self.running) < self.max_num_seqs:
+        """Let waiting sequences have the free rows, in their order; without `refill` only if all are free."""
+        if self.running and not self.refill:
+            return
+        while self.waiting and len(self.running) < self.num_rows:
             self.running.append(self.waiting.popleft())
 
     def release(self, row: int) -> int:
         """Take the sequence out of `row` and let the last row's sequence move there; returns the last row.
 
-        >>> scheduler = Scheduler(max_num_seqs=3)
+        >>> scheduler = Scheduler(num_rows=3)
         >>> scheduler.running = ["a", "b", "c"]
         >>> scheduler.release(0), scheduler.running
         (2, ['c', 'b'])

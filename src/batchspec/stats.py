@@ -1,8 +1,13 @@
-"""Counters of speculative decoding. Counters are stored; every ratio is derived from them."""
+"""Counters of speculative decoding, and where its time goes. Counters are stored; every ratio is derived."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
 
 
 @dataclass(slots=True)
@@ -24,6 +29,8 @@ class DecodingStats:
     num_accepted_tokens: int = 0
     """Draft tokens that are in the output. Tokens behind the end of the request are not counted."""
     num_output_tokens: int = 0
+    num_waited_rounds: int = 0
+    """Rounds that a row sat out, in EXSPEC's pool, while others were decoded."""
 
     def count_round(self, num_draft_tokens: int, num_accepted_tokens: int, num_output_tokens: int) -> None:
         """Count one round of one row."""
@@ -40,6 +47,7 @@ class DecodingStats:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_output_tokens += other.num_output_tokens
+        self.num_waited_rounds += other.num_waited_rounds
 
     @property
     def acceptance_rate(self) -> float:
@@ -60,9 +68,87 @@ class EngineStats(DecodingStats):
     """Rounds of the whole batch: one target forward pass each."""
     num_row_rounds: int = 0
     """Rows that those rounds had room for: `max_num_seqs` each."""
+    num_grouped_steps: int = 0
+    """Rounds in which all rows were equally long, so that a rectangle needs no padding."""
     num_prefilled_tokens: int = 0
+
+    @property
+    def grouping_rate(self) -> float:
+        """Share of rounds whose rows were equally long (of EXSPEC's: formed without realignment)."""
+        return self.num_grouped_steps / self.num_steps if self.num_steps else 0.0
 
     @property
     def occupancy(self) -> float:
         """Share of row-rounds that served a live sequence."""
         return self.num_rounds / self.num_row_rounds if self.num_row_rounds else 0.0
+
+
+@dataclass
+class StageTimer:
+    """Seconds of each stage of the rounds. Off until `start`, and then next to free of cost.
+
+    Stages may nest; time is charged to the innermost one, so that the seconds add up to the whole. A stage of a
+    GPU ends when its work is done: `synchronize` waits for it (only while the timer is on).
+
+    >>> timer = StageTimer()
+    >>> with timer.stage("verify"):
+    ...     pass
+    >>> timer.seconds  # it was off
+    Counter()
+    >>> timer.start()
+    >>> with timer.stage("draft"), timer.stage("realign"):
+    ...     time.sleep(0.01)
+    >>> sorted(timer.seconds), timer.seconds["realign"] > timer.seconds["draft"]
+    (['draft', 'realign'], True)
+    """
+
+    synchronize: Callable[[], None] | None = None
+    seconds: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+    is_on: bool = False
+    _open: list[str] = field(default_factory=list)
+    _since: float = 0.0
+
+    def start(self) -> None:
+        """Begin anew from zero."""
+        self.seconds.clear()
+        self.calls.clear()
+        self._open.clear()
+        self.is_on = True
+
+    def stop(self) -> None:
+        self.is_on = False
+
+    def stage(self, name: str) -> AbstractContextManager[object]:
+        """Within this context time is charged to `name`."""
+        return _Stage(self, name) if self.is_on else _NOT_TIMED
+
+    def charge(self) -> None:
+        """Charge the time since the last change of stage to the stage that is open."""
+        if self.synchronize is not None:
+            self.synchronize()
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._since  # type: ignore[assignment]
+        self._since = now
+
+
+_NOT_TIMED = nullcontext()
+
+
+@dataclass(slots=True)
+class _Stage:
+    timer: StageTimer
+    name: str
+
+    def __enter__(self) -> None:
+        self.timer.charge()
+        self.timer._open.append(self.name)
+        self.timer.calls[self.name] += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.timer.charge()
+        if self.timer._open:  # else it was started anew within the stage
+            self.timer._open.pop()

@@ -25,8 +25,8 @@ def test_it_drafts_what_its_model_says_whatever_was_rejected_before(prompts, dis
     without_memory = ScriptedDrafter(draft_script, lambda position: True)
 
     class Compared:
-        def propose(self, rows, limits):
-            draft, wanted = drafter.propose(rows, limits), without_memory.propose(rows, limits)
+        def propose(self, batch, limits):
+            draft, wanted = drafter.propose(batch, limits), without_memory.propose(batch, limits)
             assert draft.num_tokens == wanted.num_tokens
             assert draft.token_ids.tolist() == wanted.token_ids.tolist()
             return draft
@@ -74,5 +74,5 @@ def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=1)
     engine.add_request("a", [1], SamplingParams(max_tokens=4))
     assert run_to_end(engine)["a"].outputs[0].token_ids == [5, 5, 5, 5]
-    draft = drafter.propose([engine.make_sequence("b", [1])], [1])
+    draft = drafter.propose({0: engine.make_sequence("b", [1])}, [1])
     assert draft.token_ids.max() < VOCAB - 1

@@ -41,7 +41,7 @@ def sequence(*tokens):
 
 def test_rows_draft_at_most_their_limit_and_nothing_without_a_match():
     drafter = NgramDrafter(3, 3, 1, torch.device("cpu"))
-    draft = drafter.propose([sequence(1, 2, 3, 1), sequence(1, 2, 3, 4), sequence(5, 5)], [2, 2, 0])
+    draft = drafter.propose({0: sequence(1, 2, 3, 1), 1: sequence(1, 2, 3, 4), 2: sequence(5, 5)}, [2, 2, 0])
     assert draft.num_tokens == [2, 0, 0]
     assert draft.token_ids.tolist() == [[2, 3], [0, 0], [0, 0]]
 
@@ -49,10 +49,10 @@ def test_rows_draft_at_most_their_limit_and_nothing_without_a_match():
 def test_a_released_row_s_text_is_forgotten_and_the_last_row_s_moves_along():
     drafter = NgramDrafter(2, 3, 1, torch.device("cpu"))
     first, second = sequence(7, 8, 7), sequence(1, 2, 3, 1)
-    drafter.propose([first, second], [2, 2])
+    drafter.propose({0: first, 1: second}, [2, 2])
     drafter.release_row(0, last=1)
     second.append(2, accepted=False)
-    assert drafter.propose([second], [2]).token_ids.tolist() == [[3, 1]]
+    assert drafter.propose({0: second}, [2]).token_ids.tolist() == [[3, 1]]
     drafter.release_row(0, last=0)
     # Shorter than what the row held before: an index of the old text would take it for indexed.
-    assert drafter.propose([sequence(9, 4, 9)], [1]).token_ids.tolist() == [[4]]
+    assert drafter.propose({0: sequence(9, 4, 9)}, [1]).token_ids.tolist() == [[4]]

@@ -12,7 +12,7 @@ rows = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), min_size=1, ma
 @given(rows, st.integers(0, 3))
 def test_every_token_goes_to_the_slot_behind_those_that_its_row_holds(rows, first_row):
     lengths, num_new = zip(*rows, strict=True)
-    step = pack(lengths, num_new, first_row=first_row)
+    step = pack(lengths, num_new, rows=range(first_row, first_row + len(lengths)))
     line = [
         (first_row + row, length + column, row * max(num_new) + column)
         for row, (length, new) in enumerate(rows)
@@ -53,5 +53,5 @@ def test_a_step_without_tokens_is_refused():
 
 
 def test_lists_of_different_length_are_refused():
-    with pytest.raises(ValueError, match="equally long, got 2 and 1"):
+    with pytest.raises(ValueError, match="equally long, got 2, 1 and 2"):
         pack([3, 4], [1])

@@ -24,7 +24,7 @@ from toy_models import (
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
 from batchspec import LLM, SamplingParams
-from batchspec.models.capability import check_packed_support
+from batchspec.models.capability import check_support
 from batchspec.models.slot_cache import SlotCache
 
 TWO_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[str, Mapping[str, Any], str]] = {
     "gemma3_bidirectional": (
         "gemma3_text",
         ALTERNATING | HEAD_SIZE | {"use_bidirectional_attention": True},
-        "packed attention is causal, and Gemma3Attention is not",
+        "Gemma3Attention is not causal, so that later tokens change earlier ones",
     ),
     "doge": (
         "doge",
@@ -104,15 +104,35 @@ REFUSED: dict[str, tuple[str, Mapping[str, Any], str]] = {
 }
 
 
-def assert_refused(model: PreTrainedModel, reason: str, max_length: int = MAX_LENGTH) -> None:
+RUN_PADDED = ("bloom", "mpt", "falcon_alibi", "falcon_rotary", "gpt_neo", "llama4")
+"""Those of them that the padded strategies run."""
+
+PADDED_REASONS = {
+    "bart_decoder": "its logits in a batch are off its plain logits by",
+    "doge": "its attention keeps the keys of highest score, and counts padding among them",
+}
+"""Why the padded strategies refuse the others, where it is not for the same reason."""
+
+GENERATE = "; use transformers' own generate for it"
+PADDED = '; use strategy="eqspec" or "exspec" for it'
+
+
+def assert_refused(
+    model: PreTrainedModel,
+    reason: str,
+    max_length: int = MAX_LENGTH,
+    strategy: str = "packed",
+    instead: str = GENERATE,
+) -> None:
     """The message is one sentence: the model type, the reason, what to use instead."""
+    kind = "packed" if strategy == "packed" else "padded"
     before = model.config._attn_implementation
-    with pytest.raises(ValueError, match="cannot run packed") as caught:
-        check_packed_support(model, max_length)
+    with pytest.raises(ValueError, match=f"cannot run {kind}") as caught:
+        check_support(strategy, model, max_length)
     message = str(caught.value)
-    assert message.startswith(f"model type {model.config.model_type!r} cannot run packed: ")
+    assert message.startswith(f"model type {model.config.model_type!r} cannot run {kind}: ")
     assert reason in message
-    assert message.endswith("; use transformers' own generate for it")
+    assert message.endswith(instead)
     assert "\n" not in message
     assert model.config._attn_implementation == before
 
@@ -120,7 +140,20 @@ def assert_refused(model: PreTrainedModel, reason: str, max_length: int = MAX_LE
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_of_other_kinds_are_refused_with_the_reason(name: str):
     model_type, overrides, reason = REFUSED[name]
-    assert_refused(make_model_of(model_type, overrides, torch.float32), reason)
+    instead = PADDED if name in RUN_PADDED else GENERATE
+    assert_refused(make_model_of(model_type, overrides, torch.float32), reason, instead=instead)
+
+
+@pytest.mark.parametrize("strategy", ["eqspec", "exspec"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_padded_strategies_run_what_can_be_cropped_and_refuse_the_rest(name: str, strategy: str):
+    model_type, overrides, packed_reason = REFUSED[name]
+    for dtype in (torch.float32, torch.bfloat16):
+        model = make_model_of(model_type, overrides, dtype)
+        if name in RUN_PADDED:
+            check_support(strategy, model, MAX_LENGTH)
+        else:
+            assert_refused(model, PADDED_REASONS.get(name, packed_reason), strategy=strategy)
 
 
 def test_encoder_decoder_models_are_refused():
@@ -139,20 +172,20 @@ def test_refusal_reaches_the_user_for_target_and_draft_model():
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "stablelm", "granitemoehybrid", "deepseek_v3"])
 def test_known_families_are_taken(family: str):
-    check_packed_support(make_model(family), MAX_LENGTH)
+    check_support("packed", make_model(family), MAX_LENGTH)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "mixtral"])
 def test_rounding_is_no_reason_to_refuse(family: str, dtype: torch.dtype):
     entry = FAMILIES[family]
-    check_packed_support(make_model_of(entry.model_type, entry.overrides, dtype), MAX_LENGTH)
+    check_support("packed", make_model_of(entry.model_type, entry.overrides, dtype), MAX_LENGTH)
 
 
 def test_longrope_is_taken_within_its_original_window_only():
     model = make_model("phi3_longrope")
     window = LONGROPE["original_max_position_embeddings"]
-    check_packed_support(model, window)
+    check_support("packed", model, window)
     assert_refused(model, f"(max_model_len of at most {window} avoids it)", window + 1)
     with pytest.raises(ValueError, match="longrope rotary scaling depends on the longest row"):
         LLM(model, skip_tokenizer_init=True)
@@ -161,7 +194,7 @@ def test_longrope_is_taken_within_its_original_window_only():
 def test_dynamic_rope_is_taken_within_the_context_window_only():
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
     model = make_model_of("llama", {"rope_parameters": rope})
-    check_packed_support(model, MAX_LENGTH)
+    check_support("packed", model, MAX_LENGTH)
     assert_refused(model, "dynamic rotary scaling depends on the longest row", MAX_LENGTH + 1)
 
 
@@ -203,8 +236,8 @@ def ignore_the_cache(model: PreTrainedModel, forward: Any, **kwargs: Any) -> Any
 def test_probe_refuses_models_with_rules_of_their_own(fault: Any, monkeypatch: pytest.MonkeyPatch):
     model = make_model("llama")
     monkeypatch.setattr(model.model, "forward", partial(fault, model, model.model.forward))
-    with pytest.raises(ValueError, match=r"its packed logits are off its plain logits|a packed trial step failed"):
-        check_packed_support(model, MAX_LENGTH)
+    with pytest.raises(ValueError, match=r"its logits in a batch are off its plain logits|a trial step failed"):
+        check_support("packed", model, MAX_LENGTH)
 
 
 class BiasedAttention(nn.Module):
@@ -223,20 +256,19 @@ def test_probe_refuses_a_bias_that_it_is_not_told_of():
     model = make_model("llama")
     layer = model.model.layers[1]
     layer.self_attn = BiasedAttention(layer.self_attn)
-    assert_refused(model, "its packed logits are off its plain logits by")
+    assert_refused(model, "its logits in a batch are off its plain logits by")
 
 
 def test_probe_refuses_when_the_cache_is_off_by_one(monkeypatch: pytest.MonkeyPatch):
-    def write(store: Tensor, states: Tensor, step: Any) -> Tensor:
+    def write(cache: SlotCache, store: Tensor, states: Tensor, step: Any) -> None:
         store[step.cache_rows, :, (step.slots - 1).clamp(min=0)] = states[0].transpose(0, 1)
-        return store[step.first_row : step.first_row + step.num_rows, :, : step.num_slots]
 
-    monkeypatch.setattr(SlotCache, "_write", staticmethod(write))
-    assert_refused(make_model("llama"), "its packed logits are off its plain logits by")
+    monkeypatch.setattr(SlotCache, "_write", write)
+    assert_refused(make_model("llama"), "its logits in a batch are off its plain logits by", instead=PADDED)
 
 
 def test_probe_refuses_when_the_model_fails(monkeypatch: pytest.MonkeyPatch):
     model = make_model("llama")
     monkeypatch.setattr(SlotCache, "get_seq_length", lambda self, layer_idx=0: 1 / 0)
     monkeypatch.setattr(SlotCache, "update", lambda *args, **kwargs: [][0])
-    assert_refused(model, "a packed trial step failed (IndexError: list index out of range)")
+    assert_refused(model, "a trial step failed (IndexError: list index out of range)", instead=PADDED)

@@ -40,7 +40,7 @@ def test_each_token_goes_to_the_next_slot_of_its_row():
 def test_a_step_over_later_rows_leaves_the_earlier_ones_alone():
     cache = SlotCache(num_rows=3, max_slots=8)
     write(cache, pack([0], [2]), [10, 11])
-    keys, _ = write(cache, pack([0], [1], first_row=2), [30])
+    keys, _ = write(cache, pack([0], [1], rows=[2]), [30])
     assert keys.shape[0] == 1
     assert cache.keys[0][:, 0, :2, 0].tolist() == [[10, 11], [0, 0], [30, 0]]
 
@@ -104,9 +104,9 @@ def test_move_row_copies_the_tokens_of_all_layers():
 
 def test_a_step_beyond_the_rows_is_refused():
     cache = SlotCache(num_rows=2, max_slots=8)
-    cache.begin(pack([0], [1], first_row=1))
+    cache.begin(pack([0], [1], rows=[1]))
     with pytest.raises(ValueError, match="rows must be below 2, got 2"):
-        cache.begin(pack([0], [1], first_row=2))
+        cache.begin(pack([0], [1], rows=[2]))
     with pytest.raises(ValueError, match="rows must be below 2, got 2"):
         cache.begin(pack([0, 0, 0], [1, 1, 1]))
 

@@ -10,9 +10,10 @@ from batchspec.config import SpeculativeConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Drafter, NoDrafter
 from batchspec.drafting.ngram import NgramDrafter
-from batchspec.models.capability import check_packed_support
+from batchspec.models.capability import make_runner
 from batchspec.models.loader import context_length, load_model, load_tokenizer, vocabulary_size
-from batchspec.models.runner import PackedRunner
+from batchspec.models.runner import Runner
+from batchspec.stats import StageTimer
 
 MOST_PADDING = 1024
 """Two vocabularies of one tokenizer may differ in size by padding for fast matrix products, not by more."""
@@ -22,15 +23,18 @@ MOST_PADDING = 1024
 class Target:
     """What a drafter has to fit."""
 
-    runner: PackedRunner
+    runner: Runner
     tokenizer: Any
+    strategy: str
+    """A draft model runs by the same strategy as its target."""
+    timer: StageTimer
 
 
 def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
     """Make the drafter that the configuration names; without a configuration one that never drafts.
 
     Raises:
-        ValueError: the draft model cannot be loaded, cannot run packed, or has another tokenizer.
+        ValueError: the draft model cannot be loaded, cannot run by the strategy, or has another tokenizer.
     """
     if config is None:
         return NoDrafter(target.runner.device)
@@ -56,8 +60,8 @@ def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     else:
         check_same_tokenizer(target.tokenizer.get_vocab(), load_tokenizer(config.model).get_vocab(), *sizes)
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
-    check_packed_support(draft, window)
-    return DraftModelDrafter(PackedRunner(draft, target.runner.num_rows, window), min(sizes))
+    runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
+    return DraftModelDrafter(runner, min(sizes))
 
 
 def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from batchspec.drafting.drafter import Draft
 from batchspec.layout.packed import pack
 from batchspec.layout.transfer import to_device
-from batchspec.models.runner import PackedRunner
+from batchspec.models.runner import Runner
 from batchspec.request import Sequence
 
 CATCH_UP = 16
@@ -25,28 +26,29 @@ class DraftModelDrafter:
     behind: it simply feeds two tokens in the first step of its next draft.
     """
 
-    def __init__(self, runner: PackedRunner, vocab_size: int) -> None:
+    def __init__(self, runner: Runner, vocab_size: int) -> None:
         self.runner = runner
         self.vocab_size = vocab_size
         self.lengths = [0] * runner.num_rows
 
-    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
-        limits = [self._limit(sequence, limit) for sequence, limit in zip(rows, limits, strict=True)]
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
+        rows = list(batch)
+        limits = [self._limit(batch[row], limit) for row, limit in zip(rows, limits, strict=True)]
         drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
         if max(limits) == 0:
             return Draft(drafts, limits)
-        pending = [self._pending(row, rows[row]) if limit else [] for row, limit in enumerate(limits)]
+        pending = [self._pending(r, batch[r]) if limit else [] for r, limit in zip(rows, limits, strict=True)]
         num_new = [len(tokens) for tokens in pending]
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
         for column in range(max(limits)):
-            step = pack(self.lengths[: len(rows)], num_new, self.runner.device)
+            step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
             logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
-            drafting = self._row_index(limits, column)
+            drafting = self._drafting(limits, column)
             drafts[drafting, column] = logits[:, : self.vocab_size].argmax(dim=-1)
-            for row, new in enumerate(num_new):
+            for row, new in zip(rows, num_new, strict=True):
                 self.lengths[row] += new
             num_new = [int(limit > column + 1) for limit in limits]
-            inputs = drafts[self._row_index(limits, column + 1), column]
+            inputs = drafts[self._drafting(limits, column + 1), column]
         return Draft(drafts, limits)
 
     def release_row(self, row: int, last: int) -> None:
@@ -67,5 +69,5 @@ class DraftModelDrafter:
             self.lengths[row] += len(missing) - 1
         return sequence.token_ids[self.lengths[row] :]
 
-    def _row_index(self, limits: list[int], column: int) -> torch.Tensor:  # [rows that draft at `column`]
-        return to_device([row for row, limit in enumerate(limits) if limit > column], self.runner.device)
+    def _drafting(self, limits: list[int], column: int) -> torch.Tensor:  # places in the batch
+        return to_device([place for place, limit in enumerate(limits) if limit > column], self.runner.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from typing import Protocol
@@ -37,8 +38,11 @@ class Drafter(Protocol):
     """Proposes draft tokens for rows. What it remembers of a row it rolls back by itself: a row's committed
     tokens are all it needs to know, and only ever grow at their end."""
 
-    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
-        """Draft at most `limits[i]` tokens that may follow `rows[i].token_ids`; fewer or none are welcome."""
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
+        """Draft tokens for a batch: cache rows and the sequences that own them.
+
+        At most `limits[i]` tokens for the batch's `i`-th row; fewer or none are welcome.
+        """
         ...
 
     def release_row(self, row: int, last: int) -> None:
@@ -52,8 +56,8 @@ class NoDrafter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
-        return Draft.from_lists([[] for _ in rows], self.device)
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
+        return Draft.from_lists([[] for _ in batch], self.device)
 
     def release_row(self, row: int, last: int) -> None:
         """Nothing is remembered."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import torch
@@ -66,10 +67,10 @@ class NgramDrafter:
         self.device = device
         self._indexes: list[NgramIndex | None] = [None] * num_rows
 
-    def propose(self, rows: Rows[Sequence], limits: Rows[int]) -> Draft:
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
         drafts = [
             self._index(row).lookup(sequence.token_ids, limit) if limit else []
-            for row, (sequence, limit) in enumerate(zip(rows, limits, strict=True))
+            for (row, sequence), limit in zip(batch.items(), limits, strict=True)
         ]
         return Draft.from_lists(drafts, self.device)
 

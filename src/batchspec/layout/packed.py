@@ -18,14 +18,18 @@ from batchspec.layout.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class PackedStep:
-    """Index tensors of one forward pass over `N` tokens in the rows `first_row ... first_row + num_rows - 1`.
+    """Index tensors of one forward pass over `N` tokens in some rows of a cache.
 
     The tokens stand row by row on one line `[1, N]`. Attention lays its queries out on a grid
     `[num_rows, num_columns]` instead; a row with fewer tokens than `num_columns` leaves grid places empty.
     """
 
-    first_row: int
-    num_rows: int
+    rows: Sequence[int]
+    """`[num_rows]`: the cache rows that take part, in the order of the batch."""
+    lengths: Sequence[int]
+    """`[num_rows]`: tokens that each of them holds before the step."""
+    num_new: Sequence[int]
+    """`[num_rows]`: tokens that each of them adds."""
     num_columns: int
     """Most tokens of any row: the width of the query grid."""
     num_slots: int
@@ -40,9 +44,13 @@ class PackedStep:
     """`[rows with tokens]` int64: place on the line of each row's last token."""
 
     @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
     def end_row(self) -> int:
-        """The row behind the last one."""
-        return self.first_row + self.num_rows
+        """The row behind the highest one."""
+        return max(self.rows) + 1
 
     @property
     def num_tokens(self) -> int:
@@ -58,14 +66,23 @@ class PackedStep:
         grid = self.slots.new_zeros(self.num_rows * self.num_columns)
         return grid.index_copy_(0, self.grid_index, self.slots).view(self.num_rows, self.num_columns)
 
+    def select_rows(self, store: Tensor) -> Tensor:  # [cache rows, ...] -> [num_rows, ...]
+        """The step's rows of a tensor: a view if they are neighbours, else a copy."""
+        first = self.rows[0]
+        if all(row == first + place for place, row in enumerate(self.rows)):
+            return store[first : first + self.num_rows]
+        return store.index_select(0, to_device(self.rows, store.device))
+
 
 def pack(
     lengths: Sequence[int],  # [num_rows]
     num_new: Sequence[int],  # [num_rows]
     device: torch.device | str = "cpu",
-    first_row: int = 0,
+    rows: Sequence[int] | None = None,  # [num_rows]
 ) -> PackedStep:
     """Derive a step's layout: row `i` holds `lengths[i]` tokens and adds `num_new[i]` (0 is allowed).
+
+    `rows` names the cache rows that these are; by default they are the first ones.
 
     Raises:
         ValueError: the lists differ in length, or no row adds a token.
@@ -94,21 +111,26 @@ def pack(
     >>> pack([6, 3, 11], [1, 1, 1]).slots.tolist()
     [6, 3, 11]
     """
-    if len(lengths) != len(num_new):
-        raise ValueError(f"lengths and num_new must be equally long, got {len(lengths)} and {len(num_new)}")
+    rows = range(len(lengths)) if rows is None else rows
+    if not len(lengths) == len(num_new) == len(rows):
+        raise ValueError(
+            f"lengths, num_new and rows must be equally long, got {len(lengths)}, {len(num_new)} and {len(rows)}"
+        )
     num_tokens, num_columns = sum(num_new), max(num_new, default=0)
     if num_columns == 0:
         raise ValueError("at least one row must add a token")
     held = torch.tensor(lengths, device="cpu")  # index arithmetic happens on the host; its results are copied once
     new = torch.tensor(num_new, device="cpu")
     ends = new.cumsum(0)
-    rows = torch.repeat_interleave(torch.arange(len(num_new), device="cpu"), new)
-    columns = torch.arange(num_tokens, device="cpu") - (ends - new)[rows]
-    index = torch.stack([rows + first_row, held[rows] + columns, rows * num_columns + columns])
+    places = torch.repeat_interleave(torch.arange(len(num_new), device="cpu"), new)
+    columns = torch.arange(num_tokens, device="cpu") - (ends - new)[places]
+    cache_rows = torch.tensor(rows, device="cpu")[places]
+    index = torch.stack([cache_rows, held[places] + columns, places * num_columns + columns])
     index = to_device(index, device)
     return PackedStep(
-        first_row=first_row,
-        num_rows=len(num_new),
+        rows=rows,
+        lengths=lengths,
+        num_new=num_new,
         num_columns=num_columns,
         num_slots=max(length + n for length, n in zip(lengths, num_new, strict=True)),
         cache_rows=index[0],

@@ -71,6 +71,13 @@ def packed_attention(model: PreTrainedModel, step: PackedStep) -> Iterator[None]
             _context.reset(token)
 
 
+@contextmanager
+def own_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Within this context `model` attends by its own code: a packed engine that shares it has to wait."""
+    with _locks[id(model.config)]:
+        yield
+
+
 def _with_sub_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     yield config
     for name in config.sub_configs:

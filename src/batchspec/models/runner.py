@@ -1,8 +1,9 @@
-"""One model, its cache, and the forward pass over packed rows. Used for the target and for a draft model alike."""
+"""What runs a model over rows of a cache; the packed runner. Used for the target and for a draft model alike."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,24 +13,52 @@ from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import packed_attention
 from batchspec.models.slot_cache import SlotCache
+from batchspec.stats import StageTimer
 
 PREFILL_CHUNK = 512
 """Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
 length."""
 
 
-class PackedRunner:
-    """Runs packed steps of one model. Row lengths are the caller's; this keeps keys and values only."""
+class Runner(Protocol):
+    """One model and its cache. Row lengths are the caller's, and each step says them; a runner keeps keys and
+    values only, and what lies behind a row's length is forgotten."""
 
-    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int) -> None:
+    model: PreTrainedModel
+    device: torch.device
+    num_rows: int
+    max_length: int
+
+    def forward(
+        self,
+        step: PackedStep,
+        token_ids: Tensor,  # [N]
+        keep: Tensor | None = None,  # [M], places on the line
+    ) -> Tensor:  # [N or M, vocabulary]
+        """Compute the step's tokens and cache their keys and values; gives the logits at `keep`, or all."""
+        ...
+
+    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
+        """Compute `token_ids`, which follow the first `start` tokens of `row`: one row alone, no logits."""
+        ...
+
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        """Let the last row, of `last_length` cached tokens, take the place of `row`, and clear where it was."""
+        ...
+
+
+class PackedRunner:
+    """Runs packed steps: one flat line of tokens, without padding."""
+
+    def __init__(
+        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
+    ) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.max_length = max_length
         self.num_rows = num_rows
         self.cache = SlotCache(num_rows, max_length)
-        # 5.24 renamed the argument; models with code of their own may still have the old name.
-        names = inspect.signature(model.forward).parameters
-        self._cache_argument = "cache" if "cache" in names else "past_key_values"
+        self._cache_argument = cache_argument(model)
 
     @torch.inference_mode()
     def forward(
@@ -38,9 +67,7 @@ class PackedRunner:
         token_ids: Tensor,  # [N]
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
-        """Compute the step's tokens and write their keys and values; gives the logits at `keep`, or all."""
-        if self.model.training:
-            raise RuntimeError("the model is in train mode, where dropout makes outputs random; call model.eval()")
+        check_eval_mode(self.model)
         self.cache.begin(step)
         with packed_attention(self.model, step):
             output = self.model(
@@ -53,16 +80,31 @@ class PackedRunner:
         return output.logits[0]
 
     def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
-        """Compute `token_ids`, which lie from slot `start` on in `row`: one row alone, in chunks, no logits."""
         nothing = torch.empty(0, dtype=torch.long, device=self.device)
-        for offset in range(0, len(token_ids), PREFILL_CHUNK):
-            chunk = token_ids[offset : offset + PREFILL_CHUNK]
-            step = pack([start + offset], [len(chunk)], self.device, first_row=row)
+        for offset, chunk in prompt_chunks(token_ids):
+            step = pack([start + offset], [len(chunk)], self.device, rows=[row])
             self.forward(step, to_device(chunk, self.device), keep=nothing)
 
     @torch.inference_mode()
     def release_row(self, row: int, last: int, last_length: int) -> None:
-        """Let the last row, of `last_length` cached tokens, take the place of `row`, and clear where it was."""
         if row != last:
             self.cache.move_row(last, row, last_length)
         self.cache.clear_row(last)
+
+
+def prompt_chunks(token_ids: list[int]) -> list[tuple[int, list[int]]]:
+    """Offsets and tokens of a prompt's chunks."""
+    offsets = range(0, len(token_ids), PREFILL_CHUNK)
+    return [(offset, token_ids[offset : offset + PREFILL_CHUNK]) for offset in offsets]
+
+
+def check_eval_mode(model: PreTrainedModel) -> None:
+    """Raises RuntimeError for a model in train mode."""
+    if model.training:
+        raise RuntimeError("the model is in train mode, where dropout makes outputs random; call model.eval()")
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name under which the model takes its cache: 5.24 renamed it; models with code of their own may still
+    have the old one."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

@@ -44,7 +44,7 @@ class SlotCache(Cache):
         self.step = step
         for store in (self.keys, self.values):
             for layer, old in store.items():
-                if old.shape[0] < step.end_row or old.shape[2] < step.num_slots:
+                if old.shape[0] < step.end_row or old.shape[2] < self._slots_to_read(step):
                     store[layer] = self._grown(old, step)
 
     def update(
@@ -55,16 +55,15 @@ class SlotCache(Cache):
         *args: Any,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:  # [rows of the step, kv heads, slots, head size] twice
-        """Write the step's tokens to their slots; give back views of the rows that the step attends to."""
+        """Write the step's tokens to their slots; give back the rows that the step attends to."""
         if self.step is None:
             raise RuntimeError("SlotCache.begin must be called before the forward pass")
         if layer_idx not in self.keys:
             self.keys[layer_idx] = self._allocate(key_states, self.step)
             self.values[layer_idx] = self._allocate(value_states, self.step)
-        return (
-            self._write(self.keys[layer_idx], key_states, self.step),
-            self._write(self.values[layer_idx], value_states, self.step),
-        )
+        self._write(self.keys[layer_idx], key_states, self.step)
+        self._write(self.values[layer_idx], value_states, self.step)
+        return self._read(self.keys[layer_idx], self.step), self._read(self.values[layer_idx], self.step)
 
     def move_row(self, source: int, target: int, length: int) -> None:
         """Let row `target` hold the first `length` slots of another row, and nothing else."""
@@ -85,15 +84,22 @@ class SlotCache(Cache):
         """0: rows have lengths of their own, and positions are always handed to the model."""
         return 0
 
-    @staticmethod
-    def _write(store: Tensor, states: Tensor, step: PackedStep) -> Tensor:
+    def _write(self, store: Tensor, states: Tensor, step: PackedStep) -> None:
         if states.dtype != store.dtype or states.device != store.device:
             raise RuntimeError(
                 f"the cache holds {store.dtype} on {store.device} and the model now computes {states.dtype} on "
                 f"{states.device}; make a new LLM after changing the model, and call it outside of autocast"
             )
-        store[step.cache_rows, :, step.slots] = states[0].transpose(0, 1)
-        return store[step.first_row : step.end_row, :, : step.num_slots]
+        store[step.cache_rows, :, step.slots] = self._line(states, step)
+
+    def _line(self, states: Tensor, step: PackedStep) -> Tensor:  # [N, kv heads, head size]
+        return states[0].transpose(0, 1)
+
+    def _read(self, store: Tensor, step: PackedStep) -> Tensor:  # [rows of the step, kv heads, slots, head size]
+        return step.select_rows(store[:, :, : step.num_slots])
+
+    def _slots_to_read(self, step: PackedStep) -> int:
+        return step.num_slots
 
     def _allocate(self, states: Tensor, step: PackedStep) -> Tensor:
         _, heads, _, head_size = states.shape
@@ -110,4 +116,5 @@ class SlotCache(Cache):
         return min(1 << (num_rows - 1).bit_length(), self.num_rows)  # doubled: a small batch takes a small cache
 
     def _slot_capacity(self, step: PackedStep) -> int:
-        return min(-(-step.num_slots // GROWTH) * GROWTH, self.max_slots)
+        needed = self._slots_to_read(step)
+        return max(needed, min(-(-needed // GROWTH) * GROWTH, self.max_slots))

@@ -1,0 +1,128 @@
+"""The padded layout of EQSPEC and EXSPEC: a rectangle of left-padded rows.
+
+Here too lengths are the only state. With `L` the longest row's length, row `i` has `L - lengths[i]` columns of
+padding and then its tokens, so that all rows end at column `L`; the tokens of a step stand behind that, in the
+columns `L ... L + T - 1`. Mask, positions and the realignment after a round follow from the lengths. (Batch
+Speculative Decoding Done Right, section 3: unpad, append, repad, for tokens, mask and KV by the same offset.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from batchspec.layout.packed import PackedStep
+from batchspec.layout.transfer import to_device
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedStep:
+    """A step's tokens as a rectangle `[rows, T]` behind a past of `num_past` columns."""
+
+    num_past: int
+    mask: Tensor
+    """`[rows, num_past + T]` int64: 1 for tokens, 0 for padding on the left and for empty places on the right."""
+    position_ids: Tensor
+    """`[rows, T]` int64."""
+
+    @property
+    def width(self) -> int:
+        return self.mask.shape[1]
+
+
+def left_padding(lengths: Sequence[int]) -> list[int]:
+    """Columns of padding before each row: padding + content is the same for all.
+
+    >>> left_padding([5, 2, 9])
+    [4, 7, 0]
+    """
+    longest = max(lengths, default=0)
+    return [longest - length for length in lengths]
+
+
+def lay_out(step: PackedStep) -> PaddedStep:
+    """Lay a step out as a rectangle. A row with fewer tokens than others has empty places behind them.
+
+    Example: rows of 3 and 1 tokens add 1 and 2. The second has two columns of padding, the first an empty place.
+
+    >>> from batchspec.layout.packed import pack
+    >>> padded = lay_out(pack([3, 1], [1, 2]))
+    >>> padded.mask.tolist()
+    [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    >>> padded.position_ids.tolist()
+    [[3, 3], [1, 2]]
+    """
+    num_past = max(step.lengths)
+    device = step.slots.device
+    # A row that holds nothing and adds nothing sees one empty place: softmax over nothing is no number.
+    new = [max(added, int(held == 0)) for held, added in zip(step.lengths, step.num_new, strict=True)]
+    starts, added = to_device([left_padding(step.lengths), new], device).unsqueeze(-1)  # [rows, 1] each
+    columns = torch.arange(num_past + step.num_columns, device=device)
+    mask = ((columns >= starts) & (columns < num_past + added)).long()
+    return PaddedStep(num_past, mask, positions(mask)[:, num_past:])
+
+
+def positions(mask: Tensor) -> Tensor:  # [rows, width] -> [rows, width]
+    """A token's position is the number of tokens before it; padding has that of the token before, or 0.
+
+    >>> positions(torch.tensor([[0, 0, 1, 1, 0]])).tolist()
+    [[0, 0, 0, 1, 1]]
+    """
+    return (mask.cumsum(dim=1) - 1).clamp_(min=0)
+
+
+def realignment(old_padding: Sequence[int], lengths: Sequence[int]) -> list[int]:
+    """By how many columns each row has to move when it is to hold `lengths` tokens: new padding - old padding.
+
+    If a round appended `a[i]` tokens to row `i`, this is `L' - L - a[i]`, for tokens, mask and KV alike.
+
+    Example: rows of 5, 2 and 9 tokens (L = 9, paddings 4, 7, 0) gain 3, 3 and 1 and become 8, 5 and 10 long, so
+    L' = 10. The first two move 10 - 9 - 3 = -2 columns, which is to the left; the last one stays.
+
+    >>> realignment([4, 7, 0], [8, 5, 10])
+    [-2, -2, 0]
+    >>> realignment([4, 7, 0], [6, 3, 10])  # equal gains: nothing moves
+    [0, 0, 0]
+    """
+    return [new - old for new, old in zip(left_padding(lengths), old_padding, strict=True)]
+
+
+def source_columns(
+    starts: Sequence[int],  # [rows]: column of each row's first token in the source
+    lengths: Sequence[int],  # [rows]: tokens of it to take
+    num_more: int = 0,
+    device: torch.device | str = "cpu",
+) -> Tensor:  # [rows, L + num_more]
+    """From which column of a source each column of the left-padded rectangle comes.
+
+    Padding repeats the row's first token: masked, it meets a weight of 0, and it must be a number for that.
+    `num_more` columns behind the longest row go on counting.
+
+    Example: the realignment above, after which the first row's 8 tokens lie in the columns 2 ... 9.
+
+    >>> source_columns([4, 7, 0], [8, 5, 10]).tolist()
+    [[4, 4, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7, 7, 7, 7, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
+    """
+    first, padding = to_device([list(starts), left_padding(lengths)], device).unsqueeze(-1)  # [rows, 1] each
+    columns = torch.arange(max(lengths) + num_more, device=device)
+    return first + (columns - padding).clamp_(min=0)
+
+
+def gather_columns(
+    tensor: Tensor,  # [source rows, heads, source columns, size], contiguous
+    rows: Tensor,  # [rows]
+    columns: Tensor,  # [rows, columns]
+) -> Tensor:  # [rows, heads, columns, size]
+    """Copy chosen columns of chosen rows, all heads, in one gather.
+
+    >>> tensor = torch.arange(6).view(2, 1, 3, 1)
+    >>> gather_columns(tensor, torch.tensor([1, 0]), torch.tensor([[1, 2], [0, 0]])).flatten(1).tolist()
+    [[4, 5], [0, 0]]
+    """
+    _, heads, width, size = tensor.shape
+    head = torch.arange(heads, device=tensor.device)
+    line = (rows.unsqueeze(1) * heads + head).unsqueeze(2) * width + columns.unsqueeze(1)  # [rows, heads, columns]
+    return tensor.reshape(-1, size).index_select(0, line.flatten()).view(*line.shape, size)

@@ -1,0 +1,127 @@
+"""Runners of the padded strategies. They leave a model its own attention: it gets a 2D mask and positions."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from batchspec.layout.packed import PackedStep, pack
+from batchspec.layout.padded import lay_out
+from batchspec.layout.transfer import to_device
+from batchspec.models.attention import own_attention
+from batchspec.models.padded_cache import PoolCache, RealignedBatch
+from batchspec.models.runner import cache_argument, check_eval_mode, prompt_chunks
+from batchspec.stats import StageTimer
+
+
+class PaddedModel:
+    """Calls a model with a step laid out as a left-padded rectangle."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._arguments = set(inspect.signature(model.forward).parameters)
+        self._cache_argument = cache_argument(model)
+
+    def __call__(
+        self,
+        step: PackedStep,
+        token_ids: Tensor,  # [N]
+        cache: Cache,
+        keep: Tensor | None,  # [M], places on the line
+    ) -> Tensor:  # [N or M, vocabulary]
+        check_eval_mode(self.model)
+        padded = lay_out(step)
+        grid = token_ids.new_zeros(step.num_rows * step.num_columns).index_copy_(0, step.grid_index, token_ids)
+        arguments: dict[str, Any] = {"position_ids": padded.position_ids}
+        if keep is not None and keep.numel() == 0:
+            arguments["logits_to_keep"] = keep
+        with own_attention(self.model):
+            output = self.model(
+                input_ids=grid.view(step.num_rows, step.num_columns),
+                attention_mask=padded.mask,
+                use_cache=True,
+                **{self._cache_argument: cache},
+                **{name: value for name, value in arguments.items() if name in self._arguments},
+            )
+        lines = output.logits.flatten(0, 1)  # [rows * T, vocabulary]
+        if keep is not None:
+            return lines[step.grid_index[keep]] if keep.numel() else lines[:0]
+        return lines if step.is_full else lines[step.grid_index]
+
+
+class RealigningRunner:
+    """EQSPEC's: the batch is realigned before a step whose rows gained unequally in the one before."""
+
+    def __init__(
+        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
+    ) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self.num_rows = num_rows
+        self.max_length = max_length
+        self.timer = timer or StageTimer()
+        self.batch = RealignedBatch(self.timer)
+        self._call = PaddedModel(model)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        step: PackedStep,
+        token_ids: Tensor,  # [N]
+        keep: Tensor | None = None,  # [M], places on the line
+    ) -> Tensor:  # [N or M, vocabulary]
+        with self.timer.stage("realign"):
+            cache = self.batch.align(step.lengths)
+        return self._call(step, token_ids, cache, keep)
+
+    @torch.inference_mode()
+    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
+        cache = self.batch.take_row(row, start)
+        nothing = torch.empty(0, dtype=torch.long, device=self.device)
+        for offset, chunk in prompt_chunks(token_ids):
+            step = pack([start + offset], [len(chunk)], self.device)
+            self._call(step, to_device(chunk, self.device), cache, keep=nothing)
+        self.batch.put_row(row, cache)
+
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        self.batch.release_row(row, last)
+
+
+class PoolRunner:
+    """EXSPEC's: a step takes any rows of a pool, whose keys and values stay where they are."""
+
+    def __init__(
+        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
+    ) -> None:
+        self.model = model
+        self.device: torch.device = model.device
+        self.num_rows = num_rows
+        self.max_length = max_length
+        self.cache = PoolCache(num_rows, max_length, timer or StageTimer())
+        self._call = PaddedModel(model)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        step: PackedStep,
+        token_ids: Tensor,  # [N]
+        keep: Tensor | None = None,  # [M], places on the line
+    ) -> Tensor:  # [N or M, vocabulary]
+        self.cache.begin(step)
+        return self._call(step, token_ids, self.cache, keep)
+
+    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
+        nothing = torch.empty(0, dtype=torch.long, device=self.device)
+        for offset, chunk in prompt_chunks(token_ids):
+            step = pack([start + offset], [len(chunk)], self.device, rows=[row])
+            self.forward(step, to_device(chunk, self.device), keep=nothing)
+
+    @torch.inference_mode()
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        if row != last:
+            self.cache.move_row(last, row, last_length)
+        self.cache.clear_row(last)
