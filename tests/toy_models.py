@@ -54,6 +54,7 @@ GPT2_SIZES = NO_SIZES | {"n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions":
 MULTI_HEAD = {"num_key_value_heads": DROP}
 ALTERNATING = {"num_hidden_layers": 4, "sliding_window": WINDOW}
 HEAD_SIZE = {"head_dim": 16}
+FALCON = {"num_key_value_heads": DROP, "intermediate_size": DROP}
 LATENT = {
     "num_key_value_heads": 4,
     "kv_lora_rank": 16,
@@ -190,10 +191,29 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+PADDED_FAMILIES: dict[str, Family] = {
+    "bloom": Family("bloom", NO_SIZES | {"hidden_size": 48, "n_layer": 2, "n_head": 4}),
+    "mpt": Family("mpt", NO_SIZES | {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": MAX_LENGTH}),
+    "falcon_alibi": Family("falcon", FALCON | {"alibi": True}),
+    "falcon_rotary": Family("falcon", FALCON | {"alibi": False}),
+    "gpt_neo": Family(
+        "gpt_neo",
+        {"num_key_value_heads": DROP, "num_attention_heads": DROP, "num_hidden_layers": DROP}
+        | {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]], "window_size": WINDOW},
+    ),
+    "llama4": Family(
+        "llama4_text",
+        HEAD_SIZE
+        | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 64}
+        | {"attention_chunk_size": 8},
+    ),
+}
+"""Families that cannot run packed, for ALiBi or attention of their own, and whose cache can be rolled back."""
+
 
 def make_model(family: str, seed: int = 0) -> PreTrainedModel:
     """The family's model. The same name and seed give the same weights."""
-    entry = FAMILIES[family]
+    entry = {**FAMILIES, **PADDED_FAMILIES}[family]
     return make_model_of(entry.model_type, entry.overrides, entry.dtype, seed)
 
 

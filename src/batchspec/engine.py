@@ -151,6 +151,16 @@ class Engine:
             total.add(sequence.stats)
         return total
 
+    def reset_stats(self) -> None:
+        """Count anew from zero.
+
+        Raises:
+            RuntimeError: requests are running, whose counts would be torn.
+        """
+        if self.has_unfinished_requests():
+            raise RuntimeError("stats cannot be reset while requests are unfinished")
+        self._finished_stats = EngineStats()
+
     def _prefill(self) -> None:
         """Compute the prompts of new rows, each alone, all but the last token: a round computes that one."""
         for row, sequence in enumerate(self.scheduler.running):

@@ -194,7 +194,7 @@ class LLM:
         """
         if not isinstance(params, SamplingParams):
             raise ValueError(f"sampling_params must be SamplingParams, got {params!r}")
-        text, token_ids = self._tokenize(prompt)
+        text, token_ids = self.tokenize(prompt)
         if params.stop_strings:
             self._need_tokenizer("stop")
         sequence = self.engine.make_sequence(request_id, token_ids, params)
@@ -272,7 +272,12 @@ class LLM:
                 requests.append(self.prepare(prompt, param, str(index)))
         return requests
 
-    def _tokenize(self, prompt: Prompt) -> tuple[str | None, ListOf[int]]:
+    def tokenize(self, prompt: Prompt) -> tuple[str | None, ListOf[int]]:
+        """The text of a prompt, if it is one, and its token ids.
+
+        Raises:
+            ValueError: it is neither text nor token ids.
+        """
         if isinstance(prompt, Mapping):
             if "prompt_token_ids" in prompt:
                 return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"])

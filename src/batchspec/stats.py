@@ -87,8 +87,8 @@ class EngineStats(DecodingStats):
 class StageTimer:
     """Seconds of each stage of the rounds. Off until `start`, and then next to free of cost.
 
-    Stages may nest; time is charged to the innermost one, so that the seconds add up to the whole. A stage of a
-    GPU ends when its work is done: `synchronize` waits for it (only while the timer is on).
+    Stages may nest; time is charged to the innermost one only, so that the seconds add up to the whole, under
+    its path below the outermost stage. A GPU's work is waited for with `synchronize` (only while the timer is on).
 
     >>> timer = StageTimer()
     >>> with timer.stage("verify"):
@@ -96,15 +96,14 @@ class StageTimer:
     >>> timer.seconds  # it was off
     Counter()
     >>> timer.start()
-    >>> with timer.stage("draft"), timer.stage("realign"):
+    >>> with timer.stage("rest"), timer.stage("draft"), timer.stage("realign"):
     ...     time.sleep(0.01)
-    >>> sorted(timer.seconds), timer.seconds["realign"] > timer.seconds["draft"]
-    (['draft', 'realign'], True)
+    >>> sorted(timer.seconds), timer.seconds["draft/realign"] > timer.seconds["draft"]
+    (['draft', 'draft/realign', 'rest'], True)
     """
 
     synchronize: Callable[[], None] | None = None
     seconds: Counter[str] = field(default_factory=Counter)
-    calls: Counter[str] = field(default_factory=Counter)
     is_on: bool = False
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
@@ -112,7 +111,6 @@ class StageTimer:
     def start(self) -> None:
         """Begin anew from zero."""
         self.seconds.clear()
-        self.calls.clear()
         self._open.clear()
         self.is_on = True
 
@@ -129,7 +127,8 @@ class StageTimer:
             self.synchronize()
         now = time.perf_counter()
         if self._open:
-            self.seconds[self._open[-1]] += now - self._since  # type: ignore[assignment]
+            path = "/".join(self._open[1:]) or self._open[0]
+            self.seconds[path] += now - self._since  # type: ignore[assignment]
         self._since = now
 
 
@@ -144,7 +143,6 @@ class _Stage:
     def __enter__(self) -> None:
         self.timer.charge()
         self.timer._open.append(self.name)
-        self.timer.calls[self.name] += 1
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

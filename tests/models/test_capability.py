@@ -17,6 +17,7 @@ from toy_models import (
     LONGROPE,
     MAX_LENGTH,
     NO_SIZES,
+    PADDED_FAMILIES,
     WINDOW,
     make_model,
     make_model_of,
@@ -33,24 +34,20 @@ POSITION_BIAS = "position bias"
 RECURRENT = "recurrent state, which cannot be rolled back"
 NOT_REPLACEABLE = "cannot be replaced through transformers' AttentionInterface"
 
+
+def padded_family(name: str) -> tuple[str, Mapping[str, Any]]:
+    return PADDED_FAMILIES[name].model_type, PADDED_FAMILIES[name].overrides
+
+
 REFUSED: dict[str, tuple[str, Mapping[str, Any], str]] = {
-    "bloom": ("bloom", NO_SIZES | {"hidden_size": 48, "n_layer": 2, "n_head": 4}, POSITION_BIAS),
-    "mpt": ("mpt", NO_SIZES | {"d_model": 48, "n_heads": 4, "n_layers": 2, "max_seq_len": 64}, POSITION_BIAS),
-    "falcon_alibi": (
-        "falcon",
-        {"alibi": True, "num_key_value_heads": DROP, "intermediate_size": DROP},
-        POSITION_BIAS,
-    ),
-    "falcon_rotary": (
-        "falcon",
-        {"alibi": False, "num_key_value_heads": DROP, "intermediate_size": DROP},
-        NOT_REPLACEABLE,
-    ),
-    "gpt_neo": (
-        "gpt_neo",
-        {"num_key_value_heads": DROP, "num_attention_heads": DROP, "num_hidden_layers": DROP}
-        | {"num_heads": 4, "num_layers": 2, "attention_types": [[["global", "local"], 1]]},
-        NOT_REPLACEABLE,
+    "bloom": (*padded_family("bloom"), POSITION_BIAS),
+    "mpt": (*padded_family("mpt"), POSITION_BIAS),
+    "falcon_alibi": (*padded_family("falcon_alibi"), POSITION_BIAS),
+    "falcon_rotary": (*padded_family("falcon_rotary"), NOT_REPLACEABLE),
+    "gpt_neo": (*padded_family("gpt_neo"), NOT_REPLACEABLE),
+    "llama4": (
+        *padded_family("llama4"),
+        "layers of kind 'chunked_attention' attend by a rule not known here",
     ),
     "mamba": (
         "mamba",
@@ -84,13 +81,6 @@ REFUSED: dict[str, tuple[str, Mapping[str, Any], str]] = {
         | {"max_position_embeddings": 64},
         NOT_REPLACEABLE,
     ),
-    "llama4": (
-        "llama4_text",
-        HEAD_SIZE
-        | {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 64}
-        | {"attention_chunk_size": 8},
-        "layers of kind 'chunked_attention' attend by a rule not known here",
-    ),
     "gemma3_bidirectional": (
         "gemma3_text",
         ALTERNATING | HEAD_SIZE | {"use_bidirectional_attention": True},
@@ -103,9 +93,6 @@ REFUSED: dict[str, tuple[str, Mapping[str, Any], str]] = {
     ),
 }
 
-
-RUN_PADDED = ("bloom", "mpt", "falcon_alibi", "falcon_rotary", "gpt_neo", "llama4")
-"""Those of them that the padded strategies run."""
 
 PADDED_REASONS = {
     "bart_decoder": "its logits in a batch are off its plain logits by",
@@ -140,7 +127,7 @@ def assert_refused(
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_of_other_kinds_are_refused_with_the_reason(name: str):
     model_type, overrides, reason = REFUSED[name]
-    instead = PADDED if name in RUN_PADDED else GENERATE
+    instead = PADDED if name in PADDED_FAMILIES else GENERATE
     assert_refused(make_model_of(model_type, overrides, torch.float32), reason, instead=instead)
 
 
@@ -150,7 +137,7 @@ def test_padded_strategies_run_what_can_be_cropped_and_refuse_the_rest(name: str
     model_type, overrides, packed_reason = REFUSED[name]
     for dtype in (torch.float32, torch.bfloat16):
         model = make_model_of(model_type, overrides, dtype)
-        if name in RUN_PADDED:
+        if name in PADDED_FAMILIES:
             check_support(strategy, model, MAX_LENGTH)
         else:
             assert_refused(model, PADDED_REASONS.get(name, packed_reason), strategy=strategy)

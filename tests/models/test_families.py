@@ -8,7 +8,15 @@ from math import ceil
 
 import pytest
 import torch
-from toy_models import FAMILIES, MAX_LENGTH, VOCAB_SIZE, make_model, make_model_of, noisy_copy
+from toy_models import (
+    FAMILIES,
+    MAX_LENGTH,
+    PADDED_FAMILIES,
+    VOCAB_SIZE,
+    make_model,
+    make_model_of,
+    noisy_copy,
+)
 from transformers import PreTrainedModel
 
 from batchspec import LLM, RequestOutput, SamplingParams
@@ -21,6 +29,9 @@ BUDGETS = (12, 9, 13, 5, 12, 6, 10, 13)
 
 DRAFTERS = ("none", "ngram", "noisy copy", "target itself", "unrelated")
 BATCH_SIZES = (1, 3, 8)
+ALL_FAMILIES = (*FAMILIES, *PADDED_FAMILIES)
+CASES = [(family, "packed") for family in FAMILIES]
+CASES += [(family, strategy) for strategy in ("eqspec", "exspec") for family in ALL_FAMILIES]
 WINDOWED = [name for name, family in FAMILIES.items() if "sliding_window" in family.overrides]
 
 
@@ -66,7 +77,7 @@ def prompt_numbers(batch_size: int) -> list[int]:
     return [2, 6] if batch_size == 1 else list(range(len(PROMPTS)))
 
 
-def make_llm(model: PreTrainedModel, drafter: str, batch_size: int) -> LLM:
+def make_llm(model: PreTrainedModel, drafter: str, batch_size: int, strategy: str = "packed") -> LLM:
     if drafter == "none":
         speculation = None
     elif drafter == "ngram":
@@ -88,12 +99,13 @@ def make_llm(model: PreTrainedModel, drafter: str, batch_size: int) -> LLM:
         max_num_seqs=batch_size,
         max_model_len=MAX_LENGTH,
         speculative_config=speculation,
+        strategy=strategy,
     )
 
 
 @cache
-def run(family: str, drafter: str, batch_size: int) -> list[RequestOutput]:
-    return generate(make_llm(target(family), drafter, batch_size), prompt_numbers(batch_size))
+def run(family: str, strategy: str, drafter: str, batch_size: int) -> list[RequestOutput]:
+    return generate(make_llm(target(family), drafter, batch_size, strategy), prompt_numbers(batch_size))
 
 
 def generate(llm: LLM, numbers: list[int]) -> list[RequestOutput]:
@@ -103,18 +115,20 @@ def generate(llm: LLM, numbers: list[int]) -> list[RequestOutput]:
 
 @pytest.mark.parametrize("batch_size", BATCH_SIZES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_tokens_equal_those_of_transformers(family: str, drafter: str, batch_size: int):
-    outputs = run(family, drafter, batch_size)
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_tokens_equal_those_of_transformers(family: str, strategy: str, drafter: str, batch_size: int):
+    outputs = run(family, strategy, drafter, batch_size)
     expected = [reference(family)[number] for number in prompt_numbers(batch_size)]
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * len(expected)
 
 
 @pytest.mark.parametrize("batch_size", BATCH_SIZES)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_target_as_its_own_draft_model_gains_one_token_more_than_it_drafts(family: str, batch_size: int):
-    for output in run(family, "target itself", batch_size):
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_target_as_its_own_draft_model_gains_one_token_more_than_it_drafts(
+    family: str, strategy: str, batch_size: int
+):
+    for output in run(family, strategy, "target itself", batch_size):
         budget = len(output.outputs[0].token_ids)
         accepted = [place % (DRAFT_LENGTH + 1) != DRAFT_LENGTH for place in range(budget)]
         accepted[-1] = False  # the last round is cut to what the budget leaves
@@ -123,30 +137,39 @@ def test_target_as_its_own_draft_model_gains_one_token_more_than_it_drafts(famil
         assert output.metrics.num_rounds == ceil(budget / (DRAFT_LENGTH + 1))
 
 
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_all_strategies_do_the_same_rounds_for_each_request(family: str, strategy: str):
+    """Who shares a batch with whom changes nothing for a request: neither its tokens nor which were accepted."""
+    for batch_size in BATCH_SIZES:
+        if strategy != "eqspec":
+            mine = [output.metrics.accepted for output in run(family, strategy, "noisy copy", batch_size)]
+            assert mine == [output.metrics.accepted for output in run(family, "eqspec", "noisy copy", batch_size)]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_noisy_copy_is_accepted_in_part(family: str):
-    metrics = [output.metrics for output in run(family, "noisy copy", 8)]
+    metrics = [output.metrics for output in run(family, "packed", "noisy copy", 8)]
     accepted = sum(metric.num_accepted_tokens for metric in metrics)
     assert 0 < accepted < sum(metric.num_draft_tokens for metric in metrics)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_unrelated_draft_model_is_hardly_ever_accepted(family: str):
-    metrics = [output.metrics for output in run(family, "unrelated", 8)]
+    metrics = [output.metrics for output in run(family, "packed", "unrelated", 8)]
     accepted = sum(metric.num_accepted_tokens for metric in metrics)
     assert accepted <= 0.1 * sum(metric.num_draft_tokens for metric in metrics)
 
 
 def test_prompt_lookup_is_accepted_in_part():
-    metrics = [output.metrics for family in FAMILIES for output in run(family, "ngram", 8)]
+    metrics = [output.metrics for family in FAMILIES for output in run(family, "packed", "ngram", 8)]
     accepted = sum(metric.num_accepted_tokens for metric in metrics)
     assert 0 < accepted < sum(metric.num_draft_tokens for metric in metrics)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_model_is_left_as_it_was(family: str):
+@pytest.mark.parametrize(("family", "strategy"), CASES)
+def test_model_is_left_as_it_was(family: str, strategy: str):
     expected, model, fresh = reference(family)[6], target(family), make_model(family)
-    run(family, "target itself", 8)
+    run(family, strategy, "target itself", 8)
     assert model.config._attn_implementation == fresh.config._attn_implementation
     for mine, other in ((model.parameters(), fresh.parameters()), (model.buffers(), fresh.buffers())):
         assert all(torch.equal(*pair) for pair in zip(mine, other, strict=True))
@@ -155,18 +178,19 @@ def test_model_is_left_as_it_was(family: str):
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "mixtral"])
 @pytest.mark.parametrize("drafter", ["none", "noisy copy", "target itself"])
-def test_end_token_ends_the_output_where_transformers_ends_it(family: str, drafter: str):
+@pytest.mark.parametrize("strategy", ["packed", "eqspec", "exspec"])
+def test_end_token_ends_the_output_where_transformers_ends_it(family: str, strategy: str, drafter: str):
     model = make_model(family)
     model.generation_config.eos_token_id = [reference(family)[number][2] for number in (3, 5, 7)]
     model.generation_config.pad_token_id = 0
     numbers = list(range(len(PROMPTS)))
     expected = [continue_alone(model, number) for number in numbers]
     assert any(len(expected[number]) < BUDGETS[number] for number in numbers)
-    outputs = generate(make_llm(model, drafter, 3), numbers)
+    outputs = generate(make_llm(model, drafter, 3, strategy), numbers)
     assert [output.outputs[0].token_ids for output in outputs] == expected
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_references_are_varied_enough_to_tell_a_fault(family: str):
     tokens = [token for output in reference(family) for token in output]
     assert len(set(tokens)) > len(tokens) / 6

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from batchspec.cli.bench import bench
 from batchspec.cli.demo import demo
 from batchspec.cli.generate import generate
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.add_typer(bench, name="bench")
 
 
 def _print_version(wanted: bool) -> None:

@@ -24,13 +24,9 @@ class PaddedStep:
 
     num_past: int
     mask: Tensor
-    """`[rows, num_past + T]` int64: 1 for tokens, 0 for padding on the left and for empty places on the right."""
+    """`[rows, num_past + T]` int64: 0 for padding on the left, else 1."""
     position_ids: Tensor
     """`[rows, T]` int64."""
-
-    @property
-    def width(self) -> int:
-        return self.mask.shape[1]
 
 
 def left_padding(lengths: Sequence[int]) -> list[int]:
@@ -46,30 +42,31 @@ def left_padding(lengths: Sequence[int]) -> list[int]:
 def lay_out(step: PackedStep) -> PaddedStep:
     """Lay a step out as a rectangle. A row with fewer tokens than others has empty places behind them.
 
+    No token sees an empty place, as those come later. The mask shows them all the same, so that each sees at
+    least itself: softmax over nothing is no number, and a weight of 0 does not make it one. They share the
+    position of the token before them, which keeps them within the context window.
+
     Example: rows of 3 and 1 tokens add 1 and 2. The second has two columns of padding, the first an empty place.
 
     >>> from batchspec.layout.packed import pack
     >>> padded = lay_out(pack([3, 1], [1, 2]))
     >>> padded.mask.tolist()
-    [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]
     >>> padded.position_ids.tolist()
     [[3, 3], [1, 2]]
     """
     num_past = max(step.lengths)
-    device = step.slots.device
-    # A row that holds nothing and adds nothing sees one empty place: softmax over nothing is no number.
-    new = [max(added, int(held == 0)) for held, added in zip(step.lengths, step.num_new, strict=True)]
-    starts, added = to_device([left_padding(step.lengths), new], device).unsqueeze(-1)  # [rows, 1] each
-    columns = torch.arange(num_past + step.num_columns, device=device)
-    mask = ((columns >= starts) & (columns < num_past + added)).long()
-    return PaddedStep(num_past, mask, positions(mask)[:, num_past:])
+    last = [max(0, held + new - 1) for held, new in zip(step.lengths, step.num_new, strict=True)]
+    starts, last_position = to_device([left_padding(step.lengths), last], step.slots.device).unsqueeze(-1)
+    mask = (torch.arange(num_past + step.num_columns, device=starts.device) >= starts).long()
+    return PaddedStep(num_past, mask, torch.minimum(positions(mask)[:, num_past:], last_position))
 
 
 def positions(mask: Tensor) -> Tensor:  # [rows, width] -> [rows, width]
-    """A token's position is the number of tokens before it; padding has that of the token before, or 0.
+    """A token's position is the number of tokens before it; padding has position 0.
 
-    >>> positions(torch.tensor([[0, 0, 1, 1, 0]])).tolist()
-    [[0, 0, 0, 1, 1]]
+    >>> positions(torch.tensor([[0, 0, 1, 1, 1]])).tolist()
+    [[0, 0, 0, 1, 2]]
     """
     return (mask.cumsum(dim=1) - 1).clamp_(min=0)
 
@@ -111,18 +108,34 @@ def source_columns(
     return first + (columns - padding).clamp_(min=0)
 
 
-def gather_columns(
-    tensor: Tensor,  # [source rows, heads, source columns, size], contiguous
-    rows: Tensor,  # [rows]
-    columns: Tensor,  # [rows, columns]
-) -> Tensor:  # [rows, heads, columns, size]
-    """Copy chosen columns of chosen rows, all heads, in one gather.
+class Gather:
+    """Copies chosen columns of chosen rows, all heads, in one gather per tensor.
 
-    >>> tensor = torch.arange(6).view(2, 1, 3, 1)
-    >>> gather_columns(tensor, torch.tensor([1, 0]), torch.tensor([[1, 2], [0, 0]])).flatten(1).tolist()
+    The index is made once for all tensors of one shape, which those of a model's layers mostly are.
+
+    >>> gather = Gather(torch.tensor([1, 0]), torch.tensor([[1, 2], [0, 0]]))
+    >>> gather(torch.arange(6).view(2, 1, 3, 1)).flatten(1).tolist()
     [[4, 5], [0, 0]]
     """
-    _, heads, width, size = tensor.shape
-    head = torch.arange(heads, device=tensor.device)
-    line = (rows.unsqueeze(1) * heads + head).unsqueeze(2) * width + columns.unsqueeze(1)  # [rows, heads, columns]
-    return tensor.reshape(-1, size).index_select(0, line.flatten()).view(*line.shape, size)
+
+    def __init__(
+        self,
+        rows: Tensor,  # [rows]
+        columns: Tensor,  # [rows, columns]
+    ) -> None:
+        self.rows = rows
+        self.columns = columns
+        self._indices: dict[tuple[int, int], Tensor] = {}
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """[source rows, heads, source columns, size], contiguous -> [rows, heads, columns, size]"""
+        _, heads, width, size = tensor.shape
+        if (heads, width) not in self._indices:
+            self._indices[heads, width] = self._index(heads, width)
+        line = tensor.reshape(-1, size).index_select(0, self._indices[heads, width])
+        return line.view(len(self.rows), heads, -1, size)
+
+    def _index(self, heads: int, width: int) -> Tensor:  # [rows * heads * columns]
+        head = torch.arange(heads, device=self.rows.device)
+        lines = self.rows.unsqueeze(1) * heads + head  # [rows, heads]
+        return (lines.unsqueeze(2) * width + self.columns.unsqueeze(1)).flatten()

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from batchspec.layout.packed import PackedStep
-from batchspec.layout.padded import gather_columns, left_padding, realignment, source_columns
+from batchspec.layout.padded import Gather, left_padding, realignment, source_columns
 from batchspec.layout.transfer import to_device
 from batchspec.models.slot_cache import SlotCache
 from batchspec.stats import StageTimer
@@ -47,23 +47,26 @@ class RealignedBatch:
     def align(self, lengths: Sequence[int]) -> DynamicCache:
         """Make the batch hold the first `lengths[i]` tokens of row `i` and nothing else: unpad and repad.
 
-        Only if a row came, went or has to move is anything copied (one gather per layer); else the columns
+        Only if a row came, went or has to move is anything copied (one gather per tensor); else the columns
         behind the longest row, those of rejected drafts, are cut off.
         """
         places = [self.rows.get(row) for row in range(len(lengths))]
-        width = self.cache.get_seq_length()
         if places == list(range(len(self.padding))) and not any(realignment(self.padding, lengths)):
-            self.cache.crop(max(lengths) - width)
+            self.cache.crop(max(lengths) - self.cache.get_seq_length())
+            return self.cache
+        self.num_realignments += 1
+        in_batch = [place for place in places if isinstance(place, int)]
+        if len(in_batch) == len(places):
+            self._move(in_batch, lengths)
         else:
-            self.num_realignments += 1
-            self.cache = self._realigned(places, lengths)
-            self.rows = {row: row for row in range(len(lengths))}
+            self.cache = self._joined(places, lengths)
+        self.rows = {row: row for row in range(len(lengths))}
         self.padding = left_padding(lengths)
         return self.cache
 
     def take_row(self, row: int, length: int) -> DynamicCache:
         """The first `length` tokens of a row, as a batch of one."""
-        return self._realigned([self.rows.get(row)], [length])
+        return self._joined([self.rows.get(row)], [length])
 
     def put_row(self, row: int, cache: DynamicCache) -> None:
         """Let a row be what a batch of one holds."""
@@ -75,39 +78,54 @@ class RealignedBatch:
         if last in self.rows:
             self.rows[row] = self.rows.pop(last)
 
-    def _realigned(self, places: Sequence[int | DynamicCache | None], lengths: Sequence[int]) -> DynamicCache:
+    def _move(self, places: list[int], lengths: Sequence[int]) -> None:
+        """Realign in place, so that no more than one tensor is there twice."""
+        gather = self._gather(places, lengths)
+        for layer in self.cache.layers:
+            if layer.is_initialized:  # else it uses the keys and values of another layer
+                layer.keys = gather(layer.keys)
+                layer.values = gather(layer.values)
+
+    def _joined(self, places: Sequence[int | DynamicCache | None], lengths: Sequence[int]) -> DynamicCache:
         """A new batch: row `i` is `places[i]`, cut to `lengths[i]` tokens; a row that is nowhere holds none."""
         new = TimedDynamicCache(self.timer)
-        if max(lengths) == 0:
-            return new
-        joined = [row for row, place in enumerate(places) if isinstance(place, int) and lengths[row]]
+        moving = {row: place for row, place in enumerate(places) if isinstance(place, int) and lengths[row]}
         alone = {row: place for row, place in enumerate(places) if isinstance(place, DynamicCache)}
-        some = self.cache if joined else next(iter(alone.values()))
-        device = some.layers[0].keys.device
-        sources = to_device([places[row] for row in joined], device)  # type: ignore[arg-type]
-        starts = [self.padding[places[row]] for row in joined]  # type: ignore[index]
-        columns = source_columns(starts, [lengths[row] for row in joined], 0, device) if joined else None
-        padding = left_padding(lengths)
-        for index, layer in enumerate(some.layers):
-            moved = DynamicLayer()
-            new.layers.append(moved)
-            if not layer.is_initialized:  # the layer uses another layer's keys and values
+        gather = self._gather(list(moving.values()), [lengths[row] for row in moving]) if moving else None
+        sources = self.cache if gather else next(iter(alone.values()), new)
+        for index, source in enumerate(sources.layers):
+            layer = DynamicLayer()
+            new.layers.append(layer)
+            if not source.is_initialized:
                 continue
-            moved.lazy_initialization(layer.keys, layer.values)
+            layer.lazy_initialization(source.keys, source.values)
             for name in ("keys", "values"):
-                old = getattr(layer, name)
-                if columns is not None and len(joined) == len(places):
-                    setattr(moved, name, gather_columns(old, sources, columns))
-                    continue
-                tensor = old.new_zeros(len(places), old.shape[1], max(lengths), old.shape[3])
-                if columns is not None:
-                    gathered = gather_columns(old, sources, columns)
-                    tensor[to_device(joined, device), :, max(lengths) - gathered.shape[2] :] = gathered
-                for row, single in alone.items():
-                    content = getattr(single.layers[index], name)[0, :, : lengths[row]]
-                    tensor[row, :, padding[row] :] = content
-                setattr(moved, name, tensor)
+                moved = gather(getattr(source, name)) if gather else getattr(source, name)[:0]
+                singles = {row: getattr(cache.layers[index], name) for row, cache in alone.items()}
+                setattr(layer, name, _side_by_side(moved, list(moving), singles, lengths))
         return new
+
+    def _gather(self, places: list[int], lengths: Sequence[int]) -> Gather:
+        device = self.cache.layers[0].keys.device
+        columns = source_columns([self.padding[place] for place in places], lengths, device=device)
+        return Gather(to_device(places, device), columns)
+
+
+def _side_by_side(
+    moved: Tensor,  # [moved rows, heads, columns, size]
+    rows: list[int],  # [moved rows]
+    singles: dict[int, Tensor],  # [1, heads, columns, size] each
+    lengths: Sequence[int],  # [rows]
+) -> Tensor:  # [rows, heads, L, size]
+    """Rows of the batch and rows that were computed alone, side by side, all ending in the last column."""
+    width = max(lengths)
+    _, heads, columns, size = moved.shape
+    result = moved.new_zeros(len(lengths), heads, width, size)
+    if rows:
+        result[to_device(rows, moved.device), :, width - columns :] = moved
+    for row, single in singles.items():
+        result[row, :, width - lengths[row] :] = single[0, :, : lengths[row]]
+    return result
 
 
 class PoolCache(SlotCache):
@@ -121,15 +139,15 @@ class PoolCache(SlotCache):
     def __init__(self, num_rows: int, max_slots: int, timer: StageTimer) -> None:
         super().__init__(num_rows, max_slots)
         self.timer = timer
-        self._columns: Tensor | None = None
+        self._gather: Gather | None = None
 
     def begin(self, step: PackedStep) -> None:
         super().begin(step)
-        is_level = len(set(step.lengths)) == 1
-        starts = [0] * step.num_rows
         device = step.slots.device
-        self._columns = None if is_level else source_columns(starts, step.lengths, step.num_columns, device)
-        self._rows = to_device(list(step.rows), device)
+        self._gather = None
+        if len(set(step.lengths)) > 1:
+            columns = source_columns([0] * step.num_rows, step.lengths, step.num_columns, device)
+            self._gather = Gather(to_device(step.rows, device), columns)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         with self.timer.stage("append"):
@@ -147,9 +165,9 @@ class PoolCache(SlotCache):
         return line if step.is_full else line.index_select(0, step.grid_index)
 
     def _read(self, store: Tensor, step: PackedStep) -> Tensor:  # [rows, kv heads, L + T, head size]
-        if self._columns is None:
+        if self._gather is None:
             return step.select_rows(store[:, :, : self._slots_to_read(step)])
-        return gather_columns(store, self._rows, self._columns)
+        return self._gather(store)
 
     def _slots_to_read(self, step: PackedStep) -> int:
         return max(step.lengths) + step.num_columns

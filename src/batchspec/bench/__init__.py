@@ -1,0 +1,1 @@
+"""Measurements: what they ran on, what they ran, and what came out."""

@@ -1,0 +1,204 @@
+"""The paper's own measurements: equivalence, overhead, grouping and throughput of its two methods and of ours.
+
+*Batch Speculative Decoding Done Right* (arXiv 2510.22876), sections 5 and 6. Every strategy runs the same prompts
+with the same drafter; strategies take turns within a repeat.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from batchspec.config import PoolConfig, SpeculativeConfig
+from batchspec.llm import LLM
+from batchspec.models.reference import generate_alone
+from batchspec.request import RequestOutput, SamplingParams
+
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    "none": {"strategy": "packed", "speculative_config": None},
+    "packed": {"strategy": "packed"},
+    "eqspec": {"strategy": "eqspec", "refill": False},
+    "eqspec+refill": {"strategy": "eqspec"},
+    "exspec-refill": {"strategy": "exspec", "refill": False},
+    "exspec": {"strategy": "exspec"},
+}
+"""What is compared, as settings of `LLM`. EQSPEC as in the paper decodes fixed batches; EXSPEC is that with
+finished rows refilled and with grouping, so that each can be switched off alone."""
+
+STAGES = ("draft", "verify", "prefill", "realign", "grouping", "rest")
+OVERHEAD = ("realign", "grouping", "rest")
+"""What is neither drafting nor verifying nor reading prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The prompts, and what the target alone says to them."""
+
+    prompts: list[list[int]]
+    references: list[list[int]]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one arm over the whole workload."""
+
+    arm: str
+    batch_size: int
+    repeat: int
+    seconds: float
+    num_tokens: int
+    exact: float
+    """Share of the outputs that equal the target's, token by token."""
+    partial: float
+    """Mean share of the target's tokens that an output agrees with from the start on."""
+    num_rounds: int
+    occupancy: float
+    grouping_rate: float
+    acceptance_rate: float
+    mean_acceptance_length: float
+    waited_p50: float
+    """Rounds that a request sat out in the pool, median over the requests."""
+    waited_p99: float
+    stage_seconds: dict[str, float]
+    """By path, such as `verify/append`; they add up to the time spent in the engine."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    def stage(self, name: str) -> float:
+        """Seconds of a stage. What a stage spends on realigning is realignment's; joining old keys and values
+        with new ones (`append`) is part of the forward pass that needs them."""
+        own = 0.0
+        for path, seconds in self.stage_seconds.items():
+            first, *inner = path.split("/")
+            own += seconds * (("realign" if "realign" in inner else first) == name)
+        return own
+
+    @property
+    def append_seconds(self) -> float:
+        return sum(seconds for path, seconds in self.stage_seconds.items() if path.endswith("/append"))
+
+    def share(self, *stages: str) -> float:
+        """Share of the engine's time."""
+        return sum(map(self.stage, stages)) / sum(self.stage_seconds.values())
+
+    @property
+    def milliseconds_per_verification(self) -> float:
+        return 1000 * self.stage("verify") / self.num_rounds
+
+    @property
+    def overhead_per_token(self) -> float:
+        """Milliseconds of overhead for each output token."""
+        return 1000 * sum(map(self.stage, OVERHEAD)) / self.num_tokens
+
+    def as_json(self) -> dict[str, Any]:
+        derived = ("tokens_per_second", "milliseconds_per_verification", "overhead_per_token", "append_seconds")
+        shares = {name: self.share(name) for name in STAGES}
+        return {**asdict(self), **{name: getattr(self, name) for name in derived}, "shares": shares}
+
+
+def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Callable[[], None]) -> Workload:
+    """Let the target answer each prompt by itself, by transformers' own `generate`."""
+    references = []
+    for prompt in prompts:
+        references.append(generate_alone(llm.model, prompt, max_tokens, llm.engine.eos_token_ids))
+        done()
+    return Workload(prompts, references, max_tokens)
+
+
+def measure(
+    target: LLM,
+    workload: Workload,
+    arms: Iterable[str],
+    batch_size: int,
+    repeats: int,
+    speculative_config: SpeculativeConfig,
+    pool_config: PoolConfig,
+) -> Iterator[Run]:
+    """Run every arm `repeats` times at one batch size, in turns, after a warm-up of each."""
+    engines = {arm: make_llm(target, arm, batch_size, speculative_config, pool_config) for arm in arms}
+    for llm in engines.values():
+        _generate(llm, workload.prompts[:batch_size], 8)
+    for repeat in range(repeats):
+        for arm, llm in engines.items():
+            yield _run(arm, llm, workload, repeat)
+
+
+def make_llm(
+    target: LLM, arm: str, batch_size: int, speculative_config: SpeculativeConfig, pool_config: PoolConfig
+) -> LLM:
+    """The target, with the arm's strategy."""
+    settings = {"speculative_config": speculative_config, **ARMS[arm]}
+    if settings["strategy"] == "exspec":
+        settings["pool_config"] = replace(
+            pool_config, window=pool_config.window and max(pool_config.window, batch_size)
+        )
+    return LLM(
+        target.model,
+        tokenizer=target.tokenizer,
+        max_num_seqs=batch_size,
+        max_model_len=target.engine.config.max_model_len,
+        **settings,
+    )
+
+
+def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[RequestOutput]:
+    return llm.generate(prompts, SamplingParams(max_tokens=max_tokens), use_tqdm=False)
+
+
+def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
+    llm.engine.reset_stats()
+    llm.engine.timer.start()
+    start = time.perf_counter()
+    outputs = _generate(llm, workload.prompts, workload.max_tokens)
+    seconds = time.perf_counter() - start
+    llm.engine.timer.stop()
+    stats = llm.engine.stats
+    answers = [output.outputs[0].token_ids for output in outputs]
+    pairs = list(zip(answers, workload.references, strict=True))
+    waited = sorted(output.metrics.num_waited_rounds for output in outputs)
+    return Run(
+        arm=arm,
+        batch_size=llm.engine.config.max_num_seqs,
+        repeat=repeat,
+        seconds=seconds,
+        num_tokens=stats.num_output_tokens,
+        exact=sum(answer == reference for answer, reference in pairs) / len(pairs),
+        partial=sum(common_prefix(*pair) / max(1, len(pair[1])) for pair in pairs) / len(pairs),
+        num_rounds=stats.num_steps,
+        occupancy=stats.occupancy,
+        grouping_rate=stats.grouping_rate,
+        acceptance_rate=stats.acceptance_rate,
+        mean_acceptance_length=stats.mean_acceptance_length,
+        waited_p50=percentile(waited, 50),
+        waited_p99=percentile(waited, 99),
+        stage_seconds=dict(llm.engine.timer.seconds),
+    )
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Tokens that two outputs share from the start on.
+
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 3]), common_prefix([], [1])
+    (2, 0)
+    """
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+def percentile(ordered: list[int], percent: float) -> float:
+    """The smallest value that `percent` of the values do not exceed.
+
+    >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
+    (2, 4)
+    """
+    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -1,0 +1,155 @@
+"""What `batchspec bench paper` shows: a table, a JSON document, and three plots."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from batchspec.bench.paper import ARMS, OVERHEAD, STAGES, Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PLOTS = ("throughput.png", "time.png", "grouping.png")
+
+COLOURS = {
+    "none": "#8c8c8c",
+    "packed": "#0072b2",
+    "eqspec": "#d55e00",
+    "eqspec+refill": "#e69f00",
+    "exspec-refill": "#56b4e9",
+    "exspec": "#009e73",
+}
+STAGE_COLOURS = ("#56b4e9", "#0072b2", "#cccccc", "#d55e00", "#f0e442", "#8c8c8c")
+
+
+def groups(runs: Iterable[Run]) -> dict[int, dict[str, list[Run]]]:
+    """The repeats of each arm at each batch size."""
+    grouped: dict[int, dict[str, list[Run]]] = {}
+    for run in runs:
+        grouped.setdefault(run.batch_size, {}).setdefault(run.arm, []).append(run)
+    return {size: {arm: arms[arm] for arm in ARMS if arm in arms} for size, arms in sorted(grouped.items())}
+
+
+def median(runs: list[Run], figure: str) -> float:
+    return statistics.median(getattr(run, figure) for run in runs)
+
+
+def median_share(runs: list[Run], *stages: str) -> float:
+    return statistics.median(run.share(*stages) for run in runs)
+
+
+def speedup(arms: dict[str, list[Run]], arm: str) -> float | None:
+    """Tokens per second against `none`, repeat by repeat, the median; None without such a run."""
+    if "none" not in arms:
+        return None
+    pairs = zip(arms[arm], arms["none"], strict=True)
+    return statistics.median(run.tokens_per_second / none.tokens_per_second for run, none in pairs)
+
+
+def table(runs: Iterable[Run]) -> Table:
+    """Medians over the repeats, one line for each batch size and arm."""
+    result = Table(
+        title="exact, partial: against the target alone; shares: of the time in the engine",
+        caption="overhead: realigning, grouping and the rest; waited: rounds that a request sat out in the pool",
+    )
+    columns = ("batch", "arm", "exact", "partial", "tokens/s", "x none", "rounds", "ms/verify", "draft", "verify")
+    for column in (*columns, "prefill", "realign", "overhead", "occupancy", "grouped", "accepted", "waited"):
+        result.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
+    for size, arms in groups(runs).items():
+        for arm, own in arms.items():
+            result.add_row(*_cells(size, arm, own, speedup(arms, arm)), end_section=arm == list(arms)[-1])
+    return result
+
+
+def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> list[str]:
+    shares = [f"{median_share(runs, *stages):.1%}" for stages in (("draft",), ("verify",), ("prefill",))]
+    return [
+        str(size),
+        arm,
+        f"{median(runs, 'exact'):.0%}",
+        f"{median(runs, 'partial'):.1%}",
+        f"{median(runs, 'tokens_per_second'):.1f}",
+        "" if times_none is None else f"{times_none:.2f}",
+        f"{median(runs, 'num_rounds'):.0f}",
+        f"{median(runs, 'milliseconds_per_verification'):.0f}",
+        *shares,
+        f"{median_share(runs, 'realign'):.1%}",
+        f"{median_share(runs, *OVERHEAD):.1%}",
+        f"{median(runs, 'occupancy'):.0%}",
+        f"{median(runs, 'grouping_rate'):.0%}",
+        f"{median(runs, 'acceptance_rate'):.2f}",
+        f"{median(runs, 'waited_p50'):.0f}/{median(runs, 'waited_p99'):.0f}",
+    ]
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Write whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(document, indent=1) + "\n")
+    partial.replace(path)
+
+
+def write_plots(folder: Path, runs: Iterable[Run]) -> None:
+    """Throughput, time shares and grouping rate against the batch size, as PNG files.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    sizes = groups(runs)
+    for name, draw in zip(PLOTS, (_draw_throughput, _draw_shares, _draw_grouping), strict=True):
+        figure = Figure(figsize=(9 if draw is _draw_shares else 6.5, 4.2), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure.add_subplot(), sizes)
+        figure.savefig(folder / name, dpi=150)
+
+
+def _draw_throughput(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
+    _draw_lines(axes, sizes, "tokens_per_second")
+    axes.set(ylabel="output tokens per second", title="Throughput", ylim=(0, None))
+
+
+def _draw_grouping(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
+    _draw_lines(axes, sizes, "grouping_rate")
+    axes.set(ylabel="share of rounds with rows of equal length", title="Grouping rate", ylim=(-0.03, 1.03))
+
+
+def _draw_lines(axes: Axes, sizes: dict[int, dict[str, list[Run]]], figure: str) -> None:
+    for arm in ARMS:
+        points = [(size, median(arms[arm], figure)) for size, arms in sizes.items() if arm in arms]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[arm], label=arm)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(sizes), [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("batch size")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+
+
+def _draw_shares(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
+    """One bar for each arm at each batch size, stacked by stage; arms stand together by batch size."""
+    labels: list[str] = []
+    places: list[float] = []
+    bars: list[list[Run]] = []
+    for index, (size, arms) in enumerate(sizes.items()):
+        for arm, runs in arms.items():
+            places.append(len(bars) + index)
+            labels.append(f"{size}  {arm}")
+            bars.append(runs)
+    bottom = [0.0] * len(bars)
+    for stage, colour in zip(STAGES, STAGE_COLOURS, strict=True):
+        heights = [statistics.mean(run.share(stage) for run in runs) for runs in bars]
+        axes.bar(places, heights, bottom=bottom, color=colour, label=stage, width=0.9)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    axes.set_xticks(places, labels, rotation=90, fontsize=7)
+    axes.set(ylabel="share of time", title="Where the time goes (batch size, arm)", ylim=(0, 1))
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

