@@ -5,9 +5,9 @@ import warnings
 import pytest
 import torch
 from toy_folders import text_llama
-from toy_models import noisy_copy
 
 from batchspec import LLM, SamplingParams
+from batchspec.models.noise import noisy_copy
 
 PROMPTS = [[5, 6, 7], [8] * 30, [9], [5, 6, 5, 6, 5]]
 needs_cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import VOCAB, ScriptedDrafter, ScriptedRunner, expected, hashed_script, make_engine, run_to_end
 
+from batchspec.config import PoolConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.ngram import NgramDrafter
 from batchspec.request import SamplingParams
@@ -44,7 +45,7 @@ drafters = {
 def check_rows(engine):
     """Nothing is lost, nothing is shared, and what a row holds is what its sequence computed."""
     running = engine.scheduler.running
-    assert len(running) <= ROWS
+    assert len(running) <= engine.config.num_rows
     assert len({id(sequence) for sequence in running}) == len(running)
     assert not any(sequence.is_finished for sequence in running)
     for row, sequence in enumerate(running):
@@ -53,11 +54,14 @@ def check_rows(engine):
         assert engine.runner.slots[row][: sequence.length] == sequence.token_ids[: sequence.length]
 
 
+@pytest.mark.parametrize("strategy", ["packed", "exspec"])
 @pytest.mark.parametrize("name", drafters)
 @settings(max_examples=60, deadline=None)
 @given(events=events)
-def test_any_schedule_gives_each_request_what_it_gets_alone(name, events):
-    engine = make_engine(hashed_script, drafters[name](), max_num_seqs=ROWS, max_model_len=LENGTH)
+def test_any_schedule_gives_each_request_what_it_gets_alone(name, strategy, events):
+    """A pool of as many rows as the drafters have, from which batches of two are chosen."""
+    pool = {"max_num_seqs": 2, "pool": PoolConfig(window=ROWS)} if strategy == "exspec" else {"max_num_seqs": ROWS}
+    engine = make_engine(hashed_script, drafters[name](), max_model_len=LENGTH, strategy=strategy, **pool)
     asked, got, aborted = {}, {}, {}
 
     def step():

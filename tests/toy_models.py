@@ -239,18 +239,6 @@ def make_model_of(
 
 
 @torch.no_grad()
-def noisy_copy(model: PreTrainedModel, scale: float = 0.05, seed: int = 1) -> PreTrainedModel:
-    """A draft model that agrees with `model` sometimes: its matrices with noise of `scale` times their spread."""
-    copy = deepcopy(model)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for parameter in copy.parameters():
-            if parameter.ndim >= 2:
-                parameter.add_(torch.randn_like(parameter), alpha=scale * float(parameter.std()))
-    return copy
-
-
-@torch.no_grad()
 def _fill(model: PreTrainedModel) -> None:
     """Make matrices large and embeddings larger; move biases and norms off their 0 and 1, so that they count."""
     for parameter in model.parameters():

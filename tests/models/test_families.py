@@ -15,11 +15,11 @@ from toy_models import (
     VOCAB_SIZE,
     make_model,
     make_model_of,
-    noisy_copy,
 )
 from transformers import PreTrainedModel
 
 from batchspec import LLM, RequestOutput, SamplingParams
+from batchspec.models.noise import noisy_copy
 
 DRAFT_LENGTH = 4
 LENGTHS = (1, 2, 4, 6, 9, 13, 19, 25)

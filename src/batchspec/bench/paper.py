@@ -28,9 +28,12 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 """What is compared, as settings of `LLM`. EQSPEC as in the paper decodes fixed batches; EXSPEC is that with
 finished rows refilled and with grouping, so that each can be switched off alone."""
 
-STAGES = ("draft", "verify", "prefill", "realign", "grouping", "rest")
+STAGES = ("draft", "verify", "append", "realign", "grouping", "rest")
+"""Of a round. `append` joins a padded batch's old keys and values with the new ones, in each forward pass of the
+target and of the draft model; it is the part of drafting and verifying that packed rows do without."""
+
 OVERHEAD = ("realign", "grouping", "rest")
-"""What is neither drafting nor verifying nor reading prompts."""
+"""What is neither drafting nor verifying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +74,23 @@ class Run:
         return self.num_tokens / self.seconds
 
     def stage(self, name: str) -> float:
-        """Seconds of a stage. What a stage spends on realigning is realignment's; joining old keys and values
-        with new ones (`append`) is part of the forward pass that needs them."""
-        own = 0.0
-        for path, seconds in self.stage_seconds.items():
-            first, *inner = path.split("/")
-            own += seconds * (("realign" if "realign" in inner else first) == name)
-        return own
-
-    @property
-    def append_seconds(self) -> float:
-        return sum(seconds for path, seconds in self.stage_seconds.items() if path.endswith("/append"))
+        """Seconds of a stage of the rounds, or of `prefill`, which has no parts."""
+        return sum(seconds for path, seconds in self.stage_seconds.items() if _stage_of(path) == name)
 
     def share(self, *stages: str) -> float:
-        """Share of the engine's time."""
-        return sum(map(self.stage, stages)) / sum(self.stage_seconds.values())
+        """Share of the rounds' time."""
+        return sum(map(self.stage, stages)) / sum(map(self.stage, STAGES))
+
+    @property
+    def prefill_share(self) -> float:
+        """Share of the engine's time that went into reading prompts."""
+        return self.stage("prefill") / sum(self.stage_seconds.values())
 
     @property
     def milliseconds_per_verification(self) -> float:
-        return 1000 * self.stage("verify") / self.num_rounds
+        """Of the target's forward pass and the comparison, joining keys and values included."""
+        seconds = sum(self.stage_seconds.get(path, 0.0) for path in ("verify", "verify/append"))
+        return 1000 * seconds / self.num_rounds
 
     @property
     def overhead_per_token(self) -> float:
@@ -97,9 +98,15 @@ class Run:
         return 1000 * sum(map(self.stage, OVERHEAD)) / self.num_tokens
 
     def as_json(self) -> dict[str, Any]:
-        derived = ("tokens_per_second", "milliseconds_per_verification", "overhead_per_token", "append_seconds")
+        derived = ("tokens_per_second", "milliseconds_per_verification", "overhead_per_token", "prefill_share")
         shares = {name: self.share(name) for name in STAGES}
         return {**asdict(self), **{name: getattr(self, name) for name in derived}, "shares": shares}
+
+
+def _stage_of(path: str) -> str:
+    """`verify/realign` is realigning, wherever it happens; the parts of `prefill` are not told apart."""
+    first, *inner = path.split("/")
+    return inner[-1] if inner and first != "prefill" else first
 
 
 def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Callable[[], None]) -> Workload:

@@ -25,7 +25,7 @@ COLOURS = {
     "exspec-refill": "#56b4e9",
     "exspec": "#009e73",
 }
-STAGE_COLOURS = ("#56b4e9", "#0072b2", "#cccccc", "#d55e00", "#f0e442", "#8c8c8c")
+STAGE_COLOURS = ("#56b4e9", "#0072b2", "#cc79a7", "#d55e00", "#f0e442", "#8c8c8c")
 
 
 def groups(runs: Iterable[Run]) -> dict[int, dict[str, list[Run]]]:
@@ -55,11 +55,14 @@ def speedup(arms: dict[str, list[Run]], arm: str) -> float | None:
 def table(runs: Iterable[Run]) -> Table:
     """Medians over the repeats, one line for each batch size and arm."""
     result = Table(
-        title="exact, partial: against the target alone; shares: of the time in the engine",
-        caption="overhead: realigning, grouping and the rest; waited: rounds that a request sat out in the pool",
+        title="Against the target alone, token by token; shares of the rounds' time; medians of the repeats",
+        caption="append: joining old and new keys and values in every forward pass; overhead: realigning, "
+        "grouping and the rest; prefill: share of all time; waited: rounds that a request sat out (P50/P99)",
     )
-    columns = ("batch", "arm", "exact", "partial", "tokens/s", "x none", "rounds", "ms/verify", "draft", "verify")
-    for column in (*columns, "prefill", "realign", "overhead", "occupancy", "grouped", "accepted", "waited"):
+    columns: tuple[str, ...] = ("batch", "arm", "exact", "partial", "tokens/s", "x none", "rounds", "ms/verify")
+    columns += ("draft", "verify")
+    columns += ("append", "realign", "overhead", "prefill", "occupancy", "grouped", "accepted", "waited")
+    for column in columns:
         result.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
     for size, arms in groups(runs).items():
         for arm, own in arms.items():
@@ -68,7 +71,7 @@ def table(runs: Iterable[Run]) -> Table:
 
 
 def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> list[str]:
-    shares = [f"{median_share(runs, *stages):.1%}" for stages in (("draft",), ("verify",), ("prefill",))]
+    shares = [f"{median_share(runs, stage):.1%}" for stage in ("draft", "verify", "append", "realign")]
     return [
         str(size),
         arm,
@@ -79,8 +82,8 @@ def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> li
         f"{median(runs, 'num_rounds'):.0f}",
         f"{median(runs, 'milliseconds_per_verification'):.0f}",
         *shares,
-        f"{median_share(runs, 'realign'):.1%}",
         f"{median_share(runs, *OVERHEAD):.1%}",
+        f"{median(runs, 'prefill_share'):.0%}",
         f"{median(runs, 'occupancy'):.0%}",
         f"{median(runs, 'grouping_rate'):.0%}",
         f"{median(runs, 'acceptance_rate'):.2f}",
@@ -151,5 +154,5 @@ def _draw_shares(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
         axes.bar(places, heights, bottom=bottom, color=colour, label=stage, width=0.9)
         bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
     axes.set_xticks(places, labels, rotation=90, fontsize=7)
-    axes.set(ylabel="share of time", title="Where the time goes (batch size, arm)", ylim=(0, 1))
+    axes.set(ylabel="share of the rounds' time", title="Where the time goes (batch size, arm)", ylim=(0, 1))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,0 +1,73 @@
+"""The equality tests kill every mutant: each one fails a check that the package as it is passes."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+import torch
+from mutants import END, MUTANTS
+from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
+
+from batchspec import LLM, SamplingParams
+from batchspec.models.noise import noisy_copy
+
+FAMILIES = ("llama", "mistral", "gpt2", "bloom")
+K = 4
+BUDGETS = (12, 9, 13, 5, 10)
+PROMPTS = [
+    [(7 * serial + 5 * place) % VOCAB_SIZE for place in range(length)]
+    for serial, length in enumerate((3, 14, 1, 8, 21))
+]
+PROMPTS[1][4] = PROMPTS[3][2] = PROMPTS[4][9] = END  # as between the turns of a conversation
+
+
+def survives(family: str, break_package=lambda: None) -> bool:
+    """The checks of `models/test_families.py` in short, with EQSPEC and an end token that is the padding token."""
+    model = make_model(family)
+    model.generation_config.eos_token_id = [END]
+    model.generation_config.pad_token_id = END
+    references = [alone(model, prompt, budget) for prompt, budget in zip(PROMPTS, BUDGETS, strict=True)]
+    llms = [make_llm(model, draft) for draft in (noisy_copy(model), model)]
+    break_package()  # after the trial steps at load, which would refuse to run at all with some of the mutants
+    params = [SamplingParams(max_tokens=budget) for budget in BUDGETS]
+    by_noise, by_itself = [llm.generate(PROMPTS, params, use_tqdm=False) for llm in llms]
+    return (
+        [output.outputs[0].token_ids for output in by_noise] == references
+        and [output.outputs[0].token_ids for output in by_itself] == references
+        and [output.metrics.num_rounds for output in by_itself] == [ceil(len(ref) / (K + 1)) for ref in references]
+    )
+
+
+def make_llm(model, draft):
+    config = {"method": "draft_model", "model": draft, "num_speculative_tokens": K}
+    return LLM(
+        model,
+        skip_tokenizer_init=True,
+        max_num_seqs=3,
+        max_model_len=MAX_LENGTH,
+        strategy="eqspec",
+        speculative_config=config,
+    )
+
+
+def alone(model, prompt: list[int], budget: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    output = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=budget)
+    return output[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_package_as_it_is_passes(family):
+    assert survives(family)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_killed(name, monkeypatch):
+    killers = []
+    for family in FAMILIES:
+        with monkeypatch.context() as patch:
+            if not survives(family, lambda: MUTANTS[name](patch)):
+                killers.append(family)
+    assert killers, f"no family tells the package from: {MUTANTS[name].__doc__}"
+    print(f"{name}: killed by {', '.join(killers)}")
