@@ -13,20 +13,28 @@ PROMPTS = [[5, 6, 7], [8] * 30, [9], [5, 6, 5, 6, 5]]
 needs_cuda = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")]
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 METHODS = [None, "ngram", "draft_model"]
+STRATEGIES = ["packed", "eqspec", "exspec"]
 
 
-def make_llm(device, method, max_num_seqs):
+def make_llm(device, method, max_num_seqs, strategy="packed"):
     model = text_llama(seed=1).to(device)
     config = {"method": method, "num_speculative_tokens": 3} if method else None
     if method == "draft_model":
         config["model"] = noisy_copy(model)
-    return LLM(model, skip_tokenizer_init=True, max_num_seqs=max_num_seqs, speculative_config=config)
+    return LLM(
+        model,
+        skip_tokenizer_init=True,
+        max_num_seqs=max_num_seqs,
+        speculative_config=config,
+        strategy=strategy,
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("device", DEVICES)
-def test_tokens_equal_those_of_transformers_on_the_device(device, method):
-    llm = make_llm(device, method, max_num_seqs=2)
+def test_tokens_equal_those_of_transformers_on_the_device(device, strategy, method):
+    llm = make_llm(device, method, max_num_seqs=2, strategy=strategy)
     assert llm.engine.runner.device.type == device
     outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
     for prompt, output in zip(PROMPTS, outputs, strict=True):

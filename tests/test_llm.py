@@ -31,6 +31,12 @@ def llms():
     return {name: make_llm(name) for name in DRAFTING}
 
 
+@pytest.fixture(scope="module")
+def padded_llms():
+    names = ("none", "ngram", "itself", "unrelated")
+    return [make_llm(name, strategy=strategy) for strategy in ("eqspec", "exspec") for name in names]
+
+
 def without_metrics(outputs):
     return [dataclasses.replace(output, metrics=None) for output in outputs]
 
@@ -49,11 +55,11 @@ params = st.builds(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(requests=st.lists(st.tuples(st.text("ab <\n", min_size=1, max_size=12), params), min_size=1, max_size=6))
-def test_speculation_changes_no_field_of_any_output(llms, requests):
+def test_neither_speculation_nor_strategy_changes_a_field_of_any_output(llms, padded_llms, requests):
     prompts, sampling = map(list, zip(*requests, strict=True))
     reference = without_metrics(llms["none"].generate(prompts, sampling, use_tqdm=False))
-    for name in ("ngram", "itself", "unrelated"):
-        assert without_metrics(llms[name].generate(prompts, sampling, use_tqdm=False)) == reference
+    for llm in [llms["ngram"], llms["itself"], llms["unrelated"], *padded_llms]:
+        assert without_metrics(llm.generate(prompts, sampling, use_tqdm=False)) == reference
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +121,19 @@ def test_without_a_tokenizer_token_ids_go_in_and_out():
         llm.generate([[5]], SamplingParams(stop="x"))
     with pytest.raises(ValueError, match="messages needs a tokenizer"):
         llm.chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("strategy", ["eqspec", "exspec"])
+def test_padded_strategies_share_a_model_with_packed_ones_in_other_threads(llms, strategy):
+    """A packed step switches the model's attention for its time; a padded one must not run in between."""
+    pair = make_llm("itself", strategy=strategy), make_llm("ngram")
+    prompts = [f"{letter} once upon a time" for letter in "abcdefgh"]
+    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    wanted = [output.outputs[0].token_ids for output in llms["none"].generate(prompts, sampling, use_tqdm=False)]
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(llm.generate, prompts, sampling, use_tqdm=False) for llm in pair]
+        for run in runs:
+            assert [output.outputs[0].token_ids for output in run.result()] == wanted
 
 
 def test_stream_gives_growing_snapshots_and_the_same_end(llms):

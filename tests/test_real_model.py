@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
 from batchspec import LLM, SamplingParams
+from batchspec.models.reference import generate_alone
 
 QUESTIONS = Path(__file__).parents[2] / "shared/data/spec_bench/question.jsonl"
 PER_CATEGORY = int(os.environ.get("BATCHSPEC_PER_CATEGORY", "2"))  # `make exact` takes more
@@ -32,15 +34,17 @@ def first_turns(per_category: int) -> list[str]:
 
 @pytest.mark.real_model
 @pytest.mark.timeout(900)
-def test_a_batch_with_ngram_drafts_equals_generate_one_by_one(smollm):
-    llm = LLM(smollm, dtype="float32", max_num_seqs=8, speculative_config={"method": "ngram"})
+@pytest.mark.parametrize("strategy", ["packed", "eqspec", "exspec"])
+def test_a_batch_with_ngram_drafts_equals_generate_one_by_one(smollm, strategy):
+    llm = LLM(smollm, dtype="float32", max_num_seqs=8, speculative_config={"method": "ngram"}, strategy=strategy)
     conversations = [[{"role": "user", "content": turn}] for turn in first_turns(PER_CATEGORY)]
     assert len(conversations) == 13 * PER_CATEGORY
     outputs = llm.chat(conversations, SamplingParams(max_tokens=MAX_TOKENS), use_tqdm=False)
     assert sum(output.metrics.num_accepted_tokens for output in outputs) > 0
     ties = []
     for serial, output in enumerate(outputs):
-        tokens, reference = output.outputs[0].token_ids, generate_alone(llm, output.prompt_token_ids)
+        tokens = output.outputs[0].token_ids
+        reference = alone(smollm, tuple(output.prompt_token_ids))
         if tokens != reference:
             place = next(i for i, pair in enumerate(zip(tokens, reference, strict=False)) if pair[0] != pair[1])
             margin = top_two_margin(llm, output.prompt_token_ids + reference[:place])
@@ -50,13 +54,16 @@ def test_a_batch_with_ngram_drafts_equals_generate_one_by_one(smollm):
     assert len(ties) <= 1
 
 
-def generate_alone(llm: LLM, prompt: list[int]) -> list[int]:
+@cache
+def load(folder: str) -> LLM:
+    return LLM(folder, dtype="float32")
+
+
+@cache
+def alone(folder: str, prompt: tuple[int, ...]) -> list[int]:
     """transformers' own greedy search on one prompt."""
-    ids = torch.tensor([prompt])
-    output = llm.model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=MAX_TOKENS
-    )
-    return output[0, len(prompt) :].tolist()
+    llm = load(folder)
+    return generate_alone(llm.model, list(prompt), MAX_TOKENS, llm.engine.eos_token_ids)
 
 
 @torch.inference_mode()

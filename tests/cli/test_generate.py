@@ -49,7 +49,10 @@ def test_answers_carry_the_fields_of_their_line_and_equal_the_library_s(tmp_path
     assert rows[0]["output"]["num_output_tokens"] == len(rows[0]["output"]["token_ids"])
 
 
-@pytest.mark.parametrize("drafting", [["--method", "ngram"], ["--draft-model", None]])
+@pytest.mark.parametrize(
+    "drafting",
+    [["--method", "ngram"], ["--draft-model", None], ["--method", "ngram", "--strategy", "exspec"]],
+)
 def test_drafting_changes_nothing_but_the_metrics(tmp_path, model, prompts, drafting):
     drafting = [model if option is None else option for option in drafting]
     plain, drafted = tmp_path / "plain.jsonl", tmp_path / "drafted.jsonl"

@@ -36,8 +36,8 @@ def paper(
     draft_noise: Annotated[
         float | None,
         typer.Option(
-            help="Draft with a copy of the target whose weights have this much noise (about 0.1 to 0.3). It shows "
-            "rounds, grouping and overhead; it is as slow as the target, so its speedups mean nothing.",
+            help="Draft with a copy of the target whose weights have this much noise (about 0.05 to 0.15). It "
+            "shows rounds, grouping and overhead; it is as slow as the target, so its speedups mean nothing.",
             show_default=False,
         ),
     ] = None,

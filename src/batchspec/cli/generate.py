@@ -52,6 +52,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     max_num_seqs: options.MaxNumSeqs = 8,
+    strategy: options.Strategy = "packed",
     max_model_len: options.MaxModelLen = None,
 ) -> None:
     """Answer a file of prompts in batches, with speculative decoding that does not change the answers.
@@ -89,6 +90,7 @@ def generate(
         dtype=dtype,
         device=device,
         max_num_seqs=max_num_seqs,
+        strategy=strategy,
         max_model_len=max_model_len,
     )
     with ResultWriter(output, append=resume) as writer, stop_on_signal() as signals:

@@ -40,6 +40,13 @@ LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Batch size: sequences that are decoded together.")]
+Strategy = Annotated[
+    str,
+    typer.Option(
+        help="How rows share a batch: [bold]packed[/bold], the fastest; or [bold]eqspec[/bold] or "
+        "[bold]exspec[/bold], left-padded, for models that cannot run packed."
+    ),
+]
 MaxModelLen = Annotated[
     int | None,
     typer.Option(
