@@ -39,12 +39,14 @@ def test_python_blocks_run(code, smollm, capsys):
 
 
 @pytest.mark.real_model
-def test_generate_commands_run_one_after_the_other(smollm, tmp_path, monkeypatch):
+def test_commands_run_one_after_the_other(smollm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "The capital of France is", "id": 7}, {"turns": ["Say yes.", "Say no."]}]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert len(commands("batchspec")) == 2
+    assert [command.split()[1] for command in commands("batchspec")] == ["generate", "generate", "bench"]
     for command in commands("batchspec"):
+        if "bench" in command:  # a small one
+            command = command.replace("--num-prompts 32", "--num-prompts 2") + " --max-tokens 4 --repeats 1"
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(command)[1:])
         assert not ended.value.code
