@@ -36,7 +36,11 @@ def test_a_wrong_drafting_setting_is_named_with_what_is_allowed(values, message)
         ({"max_model_len": 8, "max_num_seqs": True}, "max_num_seqs must be an integer of at least 1"),
         ({"max_model_len": 8, "strategy": "x"}, "strategy must be one of packed, eqspec, exspec, got 'x'"),
         ({"max_model_len": 8, "refill": 1}, "refill must be True or False"),
-        ({"max_model_len": 8, "pool": PoolConfig(window=4)}, r"window must be at least max_num_seqs \(8\), got 4"),
+        ({"max_model_len": 8, "pool": PoolConfig()}, "pool_config goes with strategy exspec, not with packed"),
+        (
+            {"max_model_len": 8, "strategy": "exspec", "pool": PoolConfig(window=4)},
+            r"window must be at least max_num_seqs \(8\), got 4",
+        ),
     ],
 )
 def test_a_wrong_engine_setting_is_named_with_what_is_allowed(values, message):

@@ -128,12 +128,3 @@ def test_equal_prompts_that_are_accepted_alike_are_always_grouped():
         engine.add_request(str(serial), [2, 3], SamplingParams(max_tokens=10))
     run_to_end(engine)
     assert engine.stats.grouping_rate == engine.stats.occupancy == 1.0
-
-
-def test_without_refilling_a_batch_is_decoded_to_its_end_first():
-    engine = make_engine(lambda context: 1, max_num_seqs=2, strategy="eqspec", refill=False)
-    for name, budget in (("a", 2), ("b", 6), ("c", 3)):
-        engine.add_request(name, [5], SamplingParams(max_tokens=budget))
-    run_to_end(engine)
-    assert engine.stats.num_steps == 6 + 3
-    assert engine.stats.occupancy == (2 + 6 + 3) / (2 * 9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 METHODS = ("draft_model", "ngram")
@@ -113,7 +113,8 @@ class EngineConfig:
     """Draft tokens per row and round, at most; 0 without a drafter."""
     refill: bool = True
     """Give the rows of finished sequences to waiting ones; False: only when all have finished (fixed batches)."""
-    pool: PoolConfig = field(default_factory=PoolConfig)
+    pool: PoolConfig | None = None
+    """For strategy `exspec`; None: the default."""
 
     def __post_init__(self) -> None:
         _check_at_least("max_model_len", self.max_model_len, 2)
@@ -123,15 +124,19 @@ class EngineConfig:
             raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         if not isinstance(self.refill, bool):
             raise ValueError(f"refill must be True or False, got {self.refill!r}")
-        if self.pool.window is not None and self.pool.window < self.max_num_seqs:
-            raise ValueError(f"window must be at least max_num_seqs ({self.max_num_seqs}), got {self.pool.window}")
+        if self.pool is not None and self.strategy != "exspec":
+            raise ValueError(f"pool_config goes with strategy exspec, not with {self.strategy}")
+        window = self.pool.window if self.pool else None
+        if window is not None and window < self.max_num_seqs:
+            raise ValueError(f"window must be at least max_num_seqs ({self.max_num_seqs}), got {window}")
 
     @property
     def num_rows(self) -> int:
         """Rows of the cache: a batch, or with EXSPEC a pool from which batches are chosen."""
         if self.strategy != "exspec":
             return self.max_num_seqs
-        return self.pool.window or POOL_FACTOR * self.max_num_seqs
+        window = self.pool.window if self.pool else None
+        return window or POOL_FACTOR * self.max_num_seqs
 
 
 def _check_keys(name: str, values: Mapping[str, Any], kind: type[Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
-from batchspec.config import EngineConfig
+from batchspec.config import EngineConfig, PoolConfig
 from batchspec.decoding.round import decode_round
 from batchspec.drafting.drafter import Drafter
 from batchspec.grouping import choose_batch
@@ -16,9 +16,10 @@ from batchspec.stats import EngineStats, StageTimer
 
 
 class Engine:
-    """Decodes many requests together, a round of the whole batch per `step`.
+    """Decodes many requests together, a round of a batch per `step`.
 
-    A request that ends frees its row at once, and the next waiting one takes it before the next round.
+    A request that ends frees its row at once, and the next waiting one takes it before the next round (without
+    `refill`: when all rows are free).
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class Engine:
         if self.config.strategy != "exspec" or not running:
             return dict(enumerate(running))
         with self.timer.stage("grouping"):
-            chosen = choose_batch(running, self.config.max_num_seqs, self.config.pool)
+            chosen = choose_batch(running, self.config.max_num_seqs, self.config.pool or PoolConfig())
         return {row: running[row] for row in chosen}
 
     def _run_round(self, batch: dict[int, Sequence]) -> None:

@@ -31,7 +31,7 @@ def choose_batch(pool: Rows[Sequence], batch_size: int, config: PoolConfig) -> l
 
 
 def _overdue(pool: Rows[Sequence], max_wait_rounds: int) -> list[int]:
-    """Those that have waited too long: longest waiting first, among equals the longest first."""
+    """Those that have waited too long: longest waiting first, and among equals by length, to need less padding."""
     overdue = [place for place, sequence in enumerate(pool) if sequence.waited >= max_wait_rounds]
     return sorted(overdue, key=lambda place: (-pool[place].waited, -len(pool[place].token_ids)))
 
@@ -53,7 +53,7 @@ def _best_group(
     if not candidates:
         return None
     if group_by == "acceptance":
-        return min(candidates, key=lambda group: _spread(pool, group))
+        return min(candidates, key=lambda group: (-len(group), _spread(pool, group)))
     return max(candidates, key=lambda group: (len(group), sum(pool[place].waited for place in group)))
 
 
@@ -63,11 +63,11 @@ def _first(pool: Rows[Sequence], places: list[int], required: list[int], size: i
 
 
 def _most_alike(pool: Rows[Sequence], places: list[int], required: list[int], size: int) -> list[int]:
-    """The `size` rows whose recent acceptance differs least, among those that hold all required ones."""
+    """The `size` rows whose recent acceptance differs least, all required ones among them."""
     ordered = sorted(places, key=lambda place: pool[place].recent_acceptance)
     windows = [ordered[start : start + size] for start in range(max(1, len(ordered) - size + 1))]
     fitting = [window for window in windows if set(required) <= set(window)]
-    if not fitting:
+    if not fitting:  # the required ones are too far apart
         return _first(pool, places, required, size)
     return min(fitting, key=lambda window: _spread(pool, window))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as ListOf
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -98,14 +99,13 @@ class LLM:
             strategy=strategy,
             num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
             refill=refill,
-            pool=_as_config("pool_config", pool_config, PoolConfig) or PoolConfig(),
+            pool=_as_config("pool_config", pool_config, PoolConfig),
         )
-        if pool_config is not None and strategy != "exspec":
-            raise ValueError(f"pool_config goes with strategy exspec, not with {strategy}")
         self.model = load_model(model, dtype, device)
         self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
         config = replace(config, max_model_len=resolve_max_model_len(max_model_len, self.model))
-        timer = StageTimer(torch.cuda.synchronize if self.model.device.type == "cuda" else None)
+        is_gpu = self.model.device.type == "cuda"
+        timer = StageTimer(partial(torch.cuda.synchronize, self.model.device) if is_gpu else None)
         runner = make_runner(strategy, self.model, config.num_rows, config.max_model_len, timer)
         self.engine = Engine(
             runner,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 
 
 @dataclass(slots=True)
@@ -74,7 +73,7 @@ class EngineStats(DecodingStats):
 
     @property
     def grouping_rate(self) -> float:
-        """Share of rounds whose rows were equally long (of EXSPEC's: formed without realignment)."""
+        """Share of rounds whose rows were equally long: of EXSPEC's, those formed without realignment."""
         return self.num_grouped_steps / self.num_steps if self.num_steps else 0.0
 
     @property
@@ -93,8 +92,8 @@ class StageTimer:
     >>> timer = StageTimer()
     >>> with timer.stage("verify"):
     ...     pass
-    >>> timer.seconds  # it was off
-    Counter()
+    >>> dict(timer.seconds)  # it was off
+    {}
     >>> timer.start()
     >>> with timer.stage("rest"), timer.stage("draft"), timer.stage("realign"):
     ...     time.sleep(0.01)
@@ -102,8 +101,8 @@ class StageTimer:
     (['draft', 'draft/realign', 'rest'], True)
     """
 
-    synchronize: Callable[[], None] | None = None
-    seconds: Counter[str] = field(default_factory=Counter)
+    synchronize: Callable[[], object] | None = None
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     is_on: bool = False
     _open: list[str] = field(default_factory=list)
     _since: float = 0.0
@@ -111,42 +110,34 @@ class StageTimer:
     def start(self) -> None:
         """Begin anew from zero."""
         self.seconds.clear()
-        self._open.clear()
         self.is_on = True
 
     def stop(self) -> None:
         self.is_on = False
 
-    def stage(self, name: str) -> AbstractContextManager[object]:
+    def stage(self, name: str) -> AbstractContextManager[None]:
         """Within this context time is charged to `name`."""
-        return _Stage(self, name) if self.is_on else _NOT_TIMED
+        return self._timed(name) if self.is_on else _NOT_TIMED
 
-    def charge(self) -> None:
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._open.pop()
+
+    def _charge(self) -> None:
         """Charge the time since the last change of stage to the stage that is open."""
         if self.synchronize is not None:
             self.synchronize()
         now = time.perf_counter()
         if self._open:
             path = "/".join(self._open[1:]) or self._open[0]
-            self.seconds[path] += now - self._since  # type: ignore[assignment]
+            self.seconds[path] += now - self._since
         self._since = now
 
 
 _NOT_TIMED = nullcontext()
-
-
-@dataclass(slots=True)
-class _Stage:
-    timer: StageTimer
-    name: str
-
-    def __enter__(self) -> None:
-        self.timer.charge()
-        self.timer._open.append(self.name)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.timer.charge()
-        if self.timer._open:  # else it was started anew within the stage
-            self.timer._open.pop()

@@ -19,7 +19,7 @@ def run_of(arm="eqspec", batch_size=2, repeat=0, seconds=2.0, **stages):
         num_tokens=100,
         exact=1.0,
         partial=1.0,
-        num_rounds=10,
+        num_steps=10,
         occupancy=1.0,
         grouping_rate=0.5,
         acceptance_rate=0.5,
@@ -41,8 +41,8 @@ def test_time_is_charged_to_realigning_wherever_it_happens_and_prefill_is_no_par
     assert sum(run.share(stage) for stage in STAGES) == pytest.approx(1.0)
     assert run.share("realign") == pytest.approx(0.4 / 4.3)
     assert run.prefill_share == pytest.approx(6.0 / 10.3)
-    assert run.milliseconds_per_verification == pytest.approx(240)
-    assert run.overhead_per_token == pytest.approx(1000 * 0.7 / 100)
+    assert run.milliseconds_per_verification == pytest.approx(270)
+    assert run.overhead_per_token == pytest.approx(1000 * 1.3 / 100)
 
 
 def test_speedups_are_taken_repeat_by_repeat():
@@ -87,7 +87,7 @@ def common(model, dataset, folder):
     ]  # fmt: skip
 
 
-ALL_ARMS = "none,packed,eqspec,eqspec+refill,exspec-refill,exspec"
+ALL_ARMS = "none,packed,eqspec,eqspec-refilled,exspec-fixed,exspec"
 
 
 def test_all_arms_say_what_the_target_says_and_the_report_is_whole(model, dataset, tmp_path, capsys):
@@ -102,12 +102,14 @@ def test_all_arms_say_what_the_target_says_and_the_report_is_whole(model, datase
         assert run["exact"] == run["partial"] == 1.0
         assert run["num_tokens"] == sum(map(len, document["references"]))
         assert sum(run["shares"].values()) == pytest.approx(1.0)
-        assert run["shares"]["realign"] == 0.0 or run["arm"].startswith("eqspec")
-    rounds = {run["arm"]: run["num_rounds"] for run in document["runs"] if run["batch_size"] == 1}
+        is_padded, is_batch = run["arm"].startswith("e"), run["batch_size"] > 1
+        assert (run["shares"]["append"] > 0) == is_padded
+        assert run["shares"]["realign"] == 0 if not is_padded else run["shares"]["realign"] > 0 or not is_batch
+    rounds = {run["arm"]: run["num_steps"] for run in document["runs"] if run["batch_size"] == 1}
     assert len({rounds[arm] for arm in rounds if arm != "none"}) == 1, "at batch 1 all do the same rounds"
     for name in ("throughput.png", "time.png", "grouping.png"):
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert "exspec-refill" in capsys.readouterr().out
+    assert "exspec-fixed" in capsys.readouterr().out
 
 
 def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_not(
@@ -126,6 +128,16 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
     assert [run["batch_size"] for run in second["runs"]] == [2, 2, 3, 3]
     assert second["runs"][:2] == first["runs"]
     assert len(second["resumed"]) == 1
+    del second["runs"][1]  # as if it had been killed in between
+    (folder / "paper.json").write_text(json.dumps(second))
+    assert bench(*options, "--batch-sizes", "2,3", "--resume") == 0
+    third = json.loads((folder / "paper.json").read_text())
+    assert sorted((run["batch_size"], run["arm"]) for run in third["runs"]) == [
+        (2, "none"), (2, "packed"), (3, "none"), (3, "packed"),
+    ]  # fmt: skip
+    (folder / "paper.json").write_text('{"runs": [{}], "settings": {}}')
+    assert bench(*options, "--batch-sizes", "2,3", "--resume") == 2
+    assert "is no measurement of this batchspec bench paper" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -139,6 +151,7 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
         (["--group-by", "size"], "group_by must be one of length, acceptance"),
         (["--draft-noise", "-1"], "--draft-noise must be at least 0"),
         (["--num-prompts", "99"], "--num-prompts must be at most 8"),
+        (["--window", "4"], "--window must be at least the largest batch size (32), got 4"),
     ],
 )
 def test_a_bad_option_is_one_line_and_writes_nothing(model, dataset, tmp_path, capsys, options, message):

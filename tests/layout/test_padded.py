@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchspec.layout.packed import pack
-from batchspec.layout.padded import Gather, lay_out, left_padding, positions, realignment, source_columns
+from batchspec.layout.padded import Gather, lay_out, left_padding, source_columns
 
 PAD = -1
 rows = st.lists(
@@ -38,7 +38,6 @@ def test_mask_and_positions_are_those_of_rows_that_are_padded_by_hand(rows):
     layout = lay_out(pack(lengths, num_new))
     columns = max(num_new)
     past = padded([content(row, held) for row, held in enumerate(lengths)])
-    assert layout.num_past == max(lengths)
     for row, (held, new) in enumerate(zip(lengths, num_new, strict=True)):
         assert layout.mask[row].tolist() == [int(token != PAD) for token in past[row]] + [1] * columns
         real = list(range(held, held + new))
@@ -47,12 +46,13 @@ def test_mask_and_positions_are_those_of_rows_that_are_padded_by_hand(rows):
 
 
 @given(rows)
-def test_a_position_is_the_number_of_tokens_before_it_and_0_in_padding(rows):
-    mask = torch.tensor(
-        [[int(token != PAD) for token in row] for row in padded([content(0, h) for h, _, _ in rows])]
-    )
-    for line, found in zip(mask.tolist(), positions(mask).tolist(), strict=True):
-        assert found == [max(0, sum(line[: column + 1]) - 1) for column in range(len(line))]
+def test_a_position_is_the_number_of_tokens_before_it_in_the_mask(rows):
+    """pos == max(0, cumsum(non-pad) - 1), at every place that holds a token."""
+    lengths, num_new = [held for held, _, _ in rows], [new for _, new, _ in rows]
+    layout = lay_out(pack(lengths, num_new))
+    counted = (layout.mask.cumsum(dim=1) - 1).clamp(min=0)[:, max(lengths) :]
+    for row, new in enumerate(num_new):
+        assert layout.position_ids[row, :new].tolist() == counted[row, :new].tolist()
 
 
 @given(rows)
@@ -61,8 +61,9 @@ def test_realigning_is_unpadding_appending_and_padding_again(rows):
     held = [length for length, _, _ in rows]
     kept = [min(new, kept) for _, new, kept in rows]
     lengths = [length + gain for length, gain in zip(held, kept, strict=True)]
-    shift = realignment(left_padding(held), lengths)
-    assert shift == [max(lengths) - max(held) - gain for gain in kept]
+    shift = [max(lengths) - max(held) - gain for gain in kept]
+    padding = zip(left_padding(held), left_padding(lengths), strict=True)
+    assert [new - old for old, new in padding] == shift
     if max(lengths) == 0:
         return
     width = max(new for _, new, _ in rows)

@@ -137,13 +137,12 @@ def test_target_as_its_own_draft_model_gains_one_token_more_than_it_drafts(
         assert output.metrics.num_rounds == ceil(budget / (DRAFT_LENGTH + 1))
 
 
-@pytest.mark.parametrize(("family", "strategy"), CASES)
-def test_all_strategies_do_the_same_rounds_for_each_request(family: str, strategy: str):
+@pytest.mark.parametrize("batch_size", BATCH_SIZES)
+@pytest.mark.parametrize(("family", "strategy"), [case for case in CASES if case[1] != "eqspec"])
+def test_all_strategies_do_the_same_rounds_for_each_request(family: str, strategy: str, batch_size: int):
     """Who shares a batch with whom changes nothing for a request: neither its tokens nor which were accepted."""
-    for batch_size in BATCH_SIZES:
-        if strategy != "eqspec":
-            mine = [output.metrics.accepted for output in run(family, strategy, "noisy copy", batch_size)]
-            assert mine == [output.metrics.accepted for output in run(family, "eqspec", "noisy copy", batch_size)]
+    mine = [output.metrics.accepted for output in run(family, strategy, "noisy copy", batch_size)]
+    assert mine == [output.metrics.accepted for output in run(family, "eqspec", "noisy copy", batch_size)]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,6 +7,7 @@ from toy_models import make_model, make_model_of
 from batchspec.layout.packed import pack
 from batchspec.models.padded_runner import PoolRunner, RealigningRunner
 from batchspec.models.runner import PackedRunner
+from batchspec.stats import StageTimer
 
 RUNNERS = [RealigningRunner, PoolRunner]
 FAMILIES = ["llama", "mistral", "gemma2", "gpt2"]
@@ -24,7 +25,7 @@ def compare(runners, lengths, num_new, seed):
 @torch.inference_mode()
 def test_steps_of_ragged_rows_give_the_packed_logits(family, runner):
     model = make_model(family)
-    runners = [PackedRunner(model, 3, 64), runner(model, 3, 64)]
+    runners = [PackedRunner(model, 3, 64), runner(model, 3, 64, StageTimer())]
     for each in runners:
         each.prefill(0, [5, 6, 7])
         each.prefill(2, list(range(20, 33)))
@@ -45,7 +46,7 @@ def test_steps_of_ragged_rows_give_the_packed_logits(family, runner):
 def test_a_row_far_shorter_than_the_step_is_wide_sees_no_nan(family, runner):
     """Its empty places lie beyond the window of the last token: each must see at least itself."""
     model = make_model(family)
-    runners = [PackedRunner(model, 2, 64), runner(model, 2, 64)]
+    runners = [PackedRunner(model, 2, 64), runner(model, 2, 64, StageTimer())]
     compare(runners, [0, 0], [3, 2], 0)
     compare(runners, [3, 2], [1, 16], 1)
     compare(runners, [4, 18], [1, 1], 2)
@@ -55,7 +56,7 @@ def test_a_row_far_shorter_than_the_step_is_wide_sees_no_nan(family, runner):
 @torch.inference_mode()
 def test_a_row_that_adds_nothing_and_holds_nothing_may_take_part(runner):
     model = make_model("llama")
-    runners = [PackedRunner(model, 2, 64), runner(model, 2, 64)]
+    runners = [PackedRunner(model, 2, 64), runner(model, 2, 64, StageTimer())]
     compare(runners, [0, 0], [2, 0], 0)
     compare(runners, [2, 0], [1, 0], 1)
     compare(runners, [3, 0], [1, 2], 2)
@@ -65,7 +66,7 @@ def test_a_row_that_adds_nothing_and_holds_nothing_may_take_part(runner):
 @torch.inference_mode()
 def test_a_long_prompt_is_computed_in_chunks_like_in_one_piece(monkeypatch, runner):
     model = make_model("mistral")
-    whole, parts = runner(model, 1, 64), runner(model, 1, 64)
+    whole, parts = runner(model, 1, 64, StageTimer()), runner(model, 1, 64, StageTimer())
     tokens = [token % 90 for token in range(2, 40)]
     whole.prefill(0, tokens)
     monkeypatch.setattr("batchspec.models.runner.PREFILL_CHUNK", 7)
@@ -77,7 +78,7 @@ def test_a_long_prompt_is_computed_in_chunks_like_in_one_piece(monkeypatch, runn
 @torch.inference_mode()
 def test_kept_logits_are_those_asked_for(runner):
     model = make_model("llama")
-    padded = runner(model, 2, 64)
+    padded = runner(model, 2, 64, StageTimer())
     step = pack([0, 0], [3, 1])
     tokens = torch.tensor([4, 5, 6, 7])
     everything = padded.forward(step, tokens)
@@ -87,7 +88,7 @@ def test_kept_logits_are_those_asked_for(runner):
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_model_in_train_mode_is_refused(runner):
     model = make_model_of("llama")
-    padded = runner(model, 1, 64)
+    padded = runner(model, 1, 64, StageTimer())
     model.train()
     with pytest.raises(RuntimeError, match="train mode"):
         padded.prefill(0, [1, 2, 3])

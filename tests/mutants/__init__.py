@@ -24,30 +24,39 @@ END = 0
 
 def stale_position_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have moved, and positions are still counted from the padding of the step before."""
-    before: dict[tuple[int, ...], list[int]] = {}
 
-    def lay_out(step):
+    def lay_out(step, stale):
         layout = padded.lay_out(step)
-        now = padded.left_padding(step.lengths)
-        moved = torch.tensor(now) - torch.tensor(before.get(tuple(step.rows), now))
-        before[tuple(step.rows)] = now
+        moved = torch.tensor(padded.left_padding(step.lengths)) - torch.tensor(stale)
         return replace(layout, position_ids=(layout.position_ids + moved.unsqueeze(1)).clamp(0, 63))
 
-    monkeypatch.setattr(padded_runner, "lay_out", lay_out)
+    _with_padding_of_the_step_before(monkeypatch, lay_out)
 
 
 def mask_not_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have moved, and the mask still hides the padding of the step before."""
-    before: dict[tuple[int, ...], list[int]] = {}
 
-    def lay_out(step):
+    def lay_out(step, stale):
         layout = padded.lay_out(step)
-        now = padded.left_padding(step.lengths)
-        stale = torch.tensor(before.get(tuple(step.rows), now)).unsqueeze(1).clamp(max=layout.num_past)
-        before[tuple(step.rows)] = now
-        return replace(layout, mask=(torch.arange(layout.mask.shape[1]) >= stale).long())
+        hidden = torch.tensor(stale).unsqueeze(1).clamp(max=max(step.lengths))
+        return replace(layout, mask=(torch.arange(layout.mask.shape[1]) >= hidden).long())
 
-    monkeypatch.setattr(padded_runner, "lay_out", lay_out)
+    _with_padding_of_the_step_before(monkeypatch, lay_out)
+
+
+def _with_padding_of_the_step_before(monkeypatch, lay_out) -> None:
+    """Let each model lay out a step with the padding that the same rows had in its step before."""
+    before: dict[tuple, list[int]] = {}
+    call = padded_runner.PaddedModel.__call__
+
+    def remember(model, step, token_ids, cache, keep):
+        key = (id(model), tuple(step.rows))
+        stale = before.get(key, padded.left_padding(step.lengths))
+        before[key] = padded.left_padding(step.lengths)
+        monkeypatch.setattr(padded_runner, "lay_out", lambda step: lay_out(step, stale))
+        return call(model, step, token_ids, cache, keep)
+
+    monkeypatch.setattr(padded_runner.PaddedModel, "__call__", remember)
 
 
 def kv_not_shifted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +73,7 @@ def rejected_kv_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is cut to its new width from the left: rows keep their newest keys, rejected ones among them."""
 
     def gather(batch, places, lengths):
-        first = batch.cache.get_seq_length() - max(lengths)
+        first = batch.cache.get_seq_length() - max(lengths)  # of a round's columns, how many are to go
         columns = (first + torch.arange(max(lengths))).expand(len(places), -1)
         return padded.Gather(torch.tensor(places), columns)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from batchspec.config import PoolConfig, SpeculativeConfig
@@ -21,18 +21,19 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "none": {"strategy": "packed", "speculative_config": None},
     "packed": {"strategy": "packed"},
     "eqspec": {"strategy": "eqspec", "refill": False},
-    "eqspec+refill": {"strategy": "eqspec"},
-    "exspec-refill": {"strategy": "exspec", "refill": False},
+    "eqspec-refilled": {"strategy": "eqspec"},
+    "exspec-fixed": {"strategy": "exspec", "refill": False},
     "exspec": {"strategy": "exspec"},
 }
-"""What is compared, as settings of `LLM`. EQSPEC as in the paper decodes fixed batches; EXSPEC is that with
-finished rows refilled and with grouping, so that each can be switched off alone."""
+"""What is compared, as settings of `LLM`. EQSPEC as in the paper decodes fixed batches. EXSPEC adds refilling of
+finished rows and grouping: `eqspec-refilled` has the first alone, `exspec-fixed` the second alone."""
 
 STAGES = ("draft", "verify", "append", "realign", "grouping", "rest")
-"""Of a round. `append` joins a padded batch's old keys and values with the new ones, in each forward pass of the
-target and of the draft model; it is the part of drafting and verifying that packed rows do without."""
+"""Of a round. A padded batch's keys and values are copied in every forward pass of the target and of the draft
+model: `append` joins old and new ones as they lie, `realign` moves rows to another padding (EQSPEC between two
+passes, EXSPEC in the same copy). Packed rows do without both."""
 
-OVERHEAD = ("realign", "grouping", "rest")
+OVERHEAD = ("append", "realign", "grouping", "rest")
 """What is neither drafting nor verifying."""
 
 
@@ -58,7 +59,8 @@ class Run:
     """Share of the outputs that equal the target's, token by token."""
     partial: float
     """Mean share of the target's tokens that an output agrees with from the start on."""
-    num_rounds: int
+    num_steps: int
+    """Rounds of the batch, and so calls of the target to verify."""
     occupancy: float
     grouping_rate: float
     acceptance_rate: float
@@ -83,14 +85,14 @@ class Run:
 
     @property
     def prefill_share(self) -> float:
-        """Share of the engine's time that went into reading prompts."""
+        """Share of the engine's time in which the target read prompts (the draft model reads them in `draft`)."""
         return self.stage("prefill") / sum(self.stage_seconds.values())
 
     @property
     def milliseconds_per_verification(self) -> float:
-        """Of the target's forward pass and the comparison, joining keys and values included."""
-        seconds = sum(self.stage_seconds.get(path, 0.0) for path in ("verify", "verify/append"))
-        return 1000 * seconds / self.num_rounds
+        """Of the target's forward pass and the comparison, moving keys and values included."""
+        paths = ("verify", "verify/append", "verify/realign")
+        return 1000 * sum(self.stage_seconds.get(path, 0.0) for path in paths) / self.num_steps
 
     @property
     def overhead_per_token(self) -> float:
@@ -113,7 +115,8 @@ def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Call
     """Let the target answer each prompt by itself, by transformers' own `generate`."""
     references = []
     for prompt in prompts:
-        references.append(generate_alone(llm.model, prompt, max_tokens, llm.engine.eos_token_ids))
+        budget = min(max_tokens, llm.engine.config.max_model_len - len(prompt))
+        references.append(generate_alone(llm.model, prompt, budget, llm.engine.eos_token_ids))
         done()
     return Workload(prompts, references, max_tokens)
 
@@ -121,30 +124,29 @@ def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Call
 def measure(
     target: LLM,
     workload: Workload,
-    arms: Iterable[str],
+    first_repeats: Mapping[str, int],
     batch_size: int,
     repeats: int,
     speculative_config: SpeculativeConfig,
     pool_config: PoolConfig,
 ) -> Iterator[Run]:
-    """Run every arm `repeats` times at one batch size, in turns, after a warm-up of each."""
-    engines = {arm: make_llm(target, arm, batch_size, speculative_config, pool_config) for arm in arms}
+    """Run every arm at one batch size, in turns, after a warm-up of each, from the first repeat that it lacks."""
+    engines = {arm: make_llm(target, arm, batch_size, speculative_config, pool_config) for arm in first_repeats}
     for llm in engines.values():
         _generate(llm, workload.prompts[:batch_size], 8)
     for repeat in range(repeats):
         for arm, llm in engines.items():
-            yield _run(arm, llm, workload, repeat)
+            if repeat >= first_repeats[arm]:
+                yield _run(arm, llm, workload, repeat)
 
 
 def make_llm(
     target: LLM, arm: str, batch_size: int, speculative_config: SpeculativeConfig, pool_config: PoolConfig
 ) -> LLM:
     """The target, with the arm's strategy."""
-    settings = {"speculative_config": speculative_config, **ARMS[arm]}
+    settings: dict[str, Any] = {"speculative_config": speculative_config, **ARMS[arm]}
     if settings["strategy"] == "exspec":
-        settings["pool_config"] = replace(
-            pool_config, window=pool_config.window and max(pool_config.window, batch_size)
-        )
+        settings["pool_config"] = pool_config
     return LLM(
         target.model,
         tokenizer=target.tokenizer,
@@ -159,16 +161,21 @@ def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[Reque
 
 
 def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
+    timer = llm.engine.timer
     llm.engine.reset_stats()
-    llm.engine.timer.start()
+    timer.start()
     start = time.perf_counter()
     outputs = _generate(llm, workload.prompts, workload.max_tokens)
     seconds = time.perf_counter() - start
-    llm.engine.timer.stop()
+    timer.stop()
     stats = llm.engine.stats
     answers = [output.outputs[0].token_ids for output in outputs]
     pairs = list(zip(answers, workload.references, strict=True))
     waited = sorted(output.metrics.num_waited_rounds for output in outputs)
+    if timer.synchronize is not None:  # the timer waits for the GPU at every stage, so once more without it
+        start = time.perf_counter()
+        _generate(llm, workload.prompts, workload.max_tokens)
+        seconds = time.perf_counter() - start
     return Run(
         arm=arm,
         batch_size=llm.engine.config.max_num_seqs,
@@ -177,14 +184,14 @@ def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
         num_tokens=stats.num_output_tokens,
         exact=sum(answer == reference for answer, reference in pairs) / len(pairs),
         partial=sum(common_prefix(*pair) / max(1, len(pair[1])) for pair in pairs) / len(pairs),
-        num_rounds=stats.num_steps,
+        num_steps=stats.num_steps,
         occupancy=stats.occupancy,
         grouping_rate=stats.grouping_rate,
         acceptance_rate=stats.acceptance_rate,
         mean_acceptance_length=stats.mean_acceptance_length,
         waited_p50=percentile(waited, 50),
         waited_p99=percentile(waited, 99),
-        stage_seconds=dict(llm.engine.timer.seconds),
+        stage_seconds=dict(timer.seconds),
     )
 
 
@@ -208,4 +215,4 @@ def percentile(ordered: list[int], percent: float) -> float:
     >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
     (2, 4)
     """
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -21,8 +20,8 @@ COLOURS = {
     "none": "#8c8c8c",
     "packed": "#0072b2",
     "eqspec": "#d55e00",
-    "eqspec+refill": "#e69f00",
-    "exspec-refill": "#56b4e9",
+    "eqspec-refilled": "#e69f00",
+    "exspec-fixed": "#56b4e9",
     "exspec": "#009e73",
 }
 STAGE_COLOURS = ("#56b4e9", "#0072b2", "#cc79a7", "#d55e00", "#f0e442", "#8c8c8c")
@@ -56,8 +55,9 @@ def table(runs: Iterable[Run]) -> Table:
     """Medians over the repeats, one line for each batch size and arm."""
     result = Table(
         title="Against the target alone, token by token; shares of the rounds' time; medians of the repeats",
-        caption="append: joining old and new keys and values in every forward pass; overhead: realigning, "
-        "grouping and the rest; prefill: share of all time; waited: rounds that a request sat out (P50/P99)",
+        caption="append, realign: copying a padded batch's keys and values, as they lie or to another padding; "
+        "overhead: all but drafting and verifying; prefill: share of all time; waited: rounds that a request sat "
+        "out (P50/P99)",
     )
     columns: tuple[str, ...] = ("batch", "arm", "exact", "partial", "tokens/s", "x none", "rounds", "ms/verify")
     columns += ("draft", "verify")
@@ -79,7 +79,7 @@ def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> li
         f"{median(runs, 'partial'):.1%}",
         f"{median(runs, 'tokens_per_second'):.1f}",
         "" if times_none is None else f"{times_none:.2f}",
-        f"{median(runs, 'num_rounds'):.0f}",
+        f"{median(runs, 'num_steps'):.0f}",
         f"{median(runs, 'milliseconds_per_verification'):.0f}",
         *shares,
         f"{median_share(runs, *OVERHEAD):.1%}",
@@ -89,13 +89,6 @@ def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> li
         f"{median(runs, 'acceptance_rate'):.2f}",
         f"{median(runs, 'waited_p50'):.0f}/{median(runs, 'waited_p99'):.0f}",
     ]
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Write whole or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(document, indent=1) + "\n")
-    partial.replace(path)
 
 
 def write_plots(folder: Path, runs: Iterable[Run]) -> None:

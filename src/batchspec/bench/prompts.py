@@ -35,9 +35,10 @@ def load_prompts(
     prompts: list[list[int]] = []
     for row in in_turn:
         token_ids = _token_ids(row, llm)
-        if prompt_tokens is not None:
-            token_ids = token_ids[:prompt_tokens] if len(token_ids) >= prompt_tokens else []
-        if token_ids and len(token_ids) <= max_prompt_tokens:
+        if prompt_tokens is not None and len(token_ids) < prompt_tokens:
+            continue
+        token_ids = token_ids[:prompt_tokens]
+        if 0 < len(token_ids) <= max_prompt_tokens:
             prompts.append(token_ids)
         if len(prompts) == num_prompts:
             return prompts
@@ -56,14 +57,13 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
             row = json.loads(line)
         except ValueError as error:
             raise ValueError(f"--dataset {str(path)!r}, line {number} is not JSON") from error
-        if not isinstance(row, dict) or not any(kind in row for kind in ("turns", "messages", "prompt")):
+        if not isinstance(row, dict) or not any(row.get(kind) for kind in ("turns", "messages", "prompt")):
             raise ValueError(f"--dataset {str(path)!r}, line {number} must have turns, messages or prompt")
         yield row
 
 
 def _token_ids(row: dict[str, Any], llm: LLM) -> list[int]:
-    if "prompt" in row:
-        prompt: Any = row["prompt"]
-    else:
+    prompt: Any = row.get("prompt")
+    if not prompt:
         prompt = llm.render_chat(row.get("messages") or [{"role": "user", "content": row["turns"][0]}])
     return list(llm.tokenize(prompt)[1])

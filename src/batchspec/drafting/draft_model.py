@@ -1,4 +1,4 @@
-"""A smaller model as the drafter: the same runner and slot cache as the target's, rolled back the same way."""
+"""A smaller model as the drafter: run by the same strategy as the target, and rolled back the same way."""
 
 from __future__ import annotations
 

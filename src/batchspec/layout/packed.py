@@ -53,6 +53,11 @@ class PackedStep:
         return max(self.rows) + 1
 
     @property
+    def are_neighbours(self) -> bool:
+        """True if the rows lie side by side in the cache, in this order."""
+        return all(row == self.rows[0] + place for place, row in enumerate(self.rows))
+
+    @property
     def num_tokens(self) -> int:
         return self.slots.shape[0]
 
@@ -65,13 +70,6 @@ class PackedStep:
         """Positions of the queries; 0 at empty places, which then see slot 0 only (never nothing)."""
         grid = self.slots.new_zeros(self.num_rows * self.num_columns)
         return grid.index_copy_(0, self.grid_index, self.slots).view(self.num_rows, self.num_columns)
-
-    def select_rows(self, store: Tensor) -> Tensor:  # [cache rows, ...] -> [num_rows, ...]
-        """The step's rows of a tensor: a view if they are neighbours, else a copy."""
-        first = self.rows[0]
-        if all(row == first + place for place, row in enumerate(self.rows)):
-            return store[first : first + self.num_rows]
-        return store.index_select(0, to_device(self.rows, store.device))
 
 
 def pack(

@@ -20,11 +20,10 @@ from batchspec.layout.transfer import to_device
 
 @dataclass(frozen=True, slots=True)
 class PaddedStep:
-    """A step's tokens as a rectangle `[rows, T]` behind a past of `num_past` columns."""
+    """A step's tokens as a rectangle of `T` columns, behind a past of `L` columns."""
 
-    num_past: int
     mask: Tensor
-    """`[rows, num_past + T]` int64: 0 for padding on the left, else 1."""
+    """`[rows, L + T]` int64: 0 for padding on the left, else 1."""
     position_ids: Tensor
     """`[rows, T]` int64."""
 
@@ -55,36 +54,13 @@ def lay_out(step: PackedStep) -> PaddedStep:
     >>> padded.position_ids.tolist()
     [[3, 3], [1, 2]]
     """
-    num_past = max(step.lengths)
+    device = step.slots.device
     last = [max(0, held + new - 1) for held, new in zip(step.lengths, step.num_new, strict=True)]
-    starts, last_position = to_device([left_padding(step.lengths), last], step.slots.device).unsqueeze(-1)
-    mask = (torch.arange(num_past + step.num_columns, device=starts.device) >= starts).long()
-    return PaddedStep(num_past, mask, torch.minimum(positions(mask)[:, num_past:], last_position))
-
-
-def positions(mask: Tensor) -> Tensor:  # [rows, width] -> [rows, width]
-    """A token's position is the number of tokens before it; padding has position 0.
-
-    >>> positions(torch.tensor([[0, 0, 1, 1, 1]])).tolist()
-    [[0, 0, 0, 1, 2]]
-    """
-    return (mask.cumsum(dim=1) - 1).clamp_(min=0)
-
-
-def realignment(old_padding: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """By how many columns each row has to move when it is to hold `lengths` tokens: new padding - old padding.
-
-    If a round appended `a[i]` tokens to row `i`, this is `L' - L - a[i]`, for tokens, mask and KV alike.
-
-    Example: rows of 5, 2 and 9 tokens (L = 9, paddings 4, 7, 0) gain 3, 3 and 1 and become 8, 5 and 10 long, so
-    L' = 10. The first two move 10 - 9 - 3 = -2 columns, which is to the left; the last one stays.
-
-    >>> realignment([4, 7, 0], [8, 5, 10])
-    [-2, -2, 0]
-    >>> realignment([4, 7, 0], [6, 3, 10])  # equal gains: nothing moves
-    [0, 0, 0]
-    """
-    return [new - old for new, old in zip(left_padding(lengths), old_padding, strict=True)]
+    index = to_device([left_padding(step.lengths), list(step.lengths), last], device)
+    padding, held, last_position = index.unsqueeze(-1)  # [rows, 1] each
+    columns = torch.arange(max(step.lengths) + step.num_columns, device=device)
+    places = torch.arange(step.num_columns, device=device)
+    return PaddedStep(mask=(columns >= padding).long(), position_ids=torch.minimum(held + places, last_position))
 
 
 def source_columns(
@@ -98,8 +74,12 @@ def source_columns(
     Padding repeats the row's first token: masked, it meets a weight of 0, and it must be a number for that.
     `num_more` columns behind the longest row go on counting.
 
-    Example: the realignment above, after which the first row's 8 tokens lie in the columns 2 ... 9.
+    If a round appended `a[i]` tokens to row `i`, the row moves by `L' - L - a[i]` columns: new padding less old.
+    Example: rows of 5, 2 and 9 tokens (L = 9, paddings 4, 7, 0) gain 3, 3 and 1 and are 8, 5 and 10 long, so
+    L' = 10. The first two move by 10 - 9 - 3 = -2, which is two columns to the left; the last one stays.
 
+    >>> left_padding([8, 5, 10])
+    [2, 5, 0]
     >>> source_columns([4, 7, 0], [8, 5, 10]).tolist()
     [[4, 4, 4, 5, 6, 7, 8, 9, 10, 11], [7, 7, 7, 7, 7, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]]
     """

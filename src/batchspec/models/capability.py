@@ -26,7 +26,7 @@ PROBE_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.05
 
 
 def make_runner(
-    strategy: str, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
+    strategy: str, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer
 ) -> Runner:
     """The runner of a strategy, if the model can run that way.
 
@@ -56,15 +56,15 @@ def check_support(strategy: str, model: PreTrainedModel, max_length: int) -> Non
 def _reason_against(strategy: str, model: PreTrainedModel, max_length: int) -> str | None:
     by_layout = _reason_against_packing if strategy == "packed" else _reason_against_padding
     return (
-        _reason_against_rolling_back(model)
+        _reason_against_any(model)
         or by_layout(model)
         or _reason_by_rope(model, max_length)
         or _reason_by_window(model, max_length)
-        or _reason_by_probe(RUNNERS[strategy](model, 2, 16, None))
+        or _reason_by_probe(RUNNERS[strategy](model, 2, 16, StageTimer()))
     )
 
 
-def _reason_against_rolling_back(model: PreTrainedModel) -> str | None:
+def _reason_against_any(model: PreTrainedModel) -> str | None:
     config = model.config.get_text_config(decoder=True)
     layers = _layer_kinds(model)
     if config.is_encoder_decoder or model.config.is_encoder_decoder:
@@ -166,8 +166,8 @@ def _plain_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:  # [v
     return output.logits[0, -1]
 
 
-RUNNERS: dict[str, Callable[[PreTrainedModel, int, int, StageTimer | None], Runner]] = {
-    "packed": PackedRunner,
+RUNNERS: dict[str, Callable[[PreTrainedModel, int, int, StageTimer], Runner]] = {
+    "packed": lambda model, num_rows, max_length, timer: PackedRunner(model, num_rows, max_length),
     "eqspec": RealigningRunner,
     "exspec": PoolRunner,
 }

@@ -10,7 +10,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from batchspec.layout.packed import PackedStep
-from batchspec.layout.padded import Gather, left_padding, realignment, source_columns
+from batchspec.layout.padded import Gather, left_padding, source_columns
 from batchspec.layout.transfer import to_device
 from batchspec.models.slot_cache import SlotCache
 from batchspec.stats import StageTimer
@@ -42,7 +42,9 @@ class RealignedBatch:
         """`[places]`: columns of padding before each row of the tensors."""
         self.rows: dict[int, int | DynamicCache] = {}
         """Where each row is: its place in the tensors, or a cache of its own."""
-        self.num_realignments = 0
+        self._unmoved: list[DynamicLayer] = []
+        """Layers that a move which was cut off has not reached; the next `align` goes on with them."""
+        self._last_move: Gather | None = None
 
     def align(self, lengths: Sequence[int]) -> DynamicCache:
         """Make the batch hold the first `lengths[i]` tokens of row `i` and nothing else: unpad and repad.
@@ -50,18 +52,20 @@ class RealignedBatch:
         Only if a row came, went or has to move is anything copied (one gather per tensor); else the columns
         behind the longest row, those of rejected drafts, are cut off.
         """
+        self._finish_moving()
         places = [self.rows.get(row) for row in range(len(lengths))]
-        if places == list(range(len(self.padding))) and not any(realignment(self.padding, lengths)):
-            self.cache.crop(max(lengths) - self.cache.get_seq_length())
+        padding = left_padding(lengths)
+        if places == list(range(len(self.padding))) and padding == self.padding:
+            for layer in self.cache.layers:  # each by itself: a forward pass may have failed between two
+                layer.crop(min(0, max(lengths) - layer.get_seq_length()))
             return self.cache
-        self.num_realignments += 1
         in_batch = [place for place in places if isinstance(place, int)]
         if len(in_batch) == len(places):
-            self._move(in_batch, lengths)
+            self._begin_moving(in_batch, lengths)
         else:
             self.cache = self._joined(places, lengths)
-        self.rows = {row: row for row in range(len(lengths))}
-        self.padding = left_padding(lengths)
+        self.rows, self.padding = {row: row for row in range(len(lengths))}, padding
+        self._finish_moving()
         return self.cache
 
     def take_row(self, row: int, length: int) -> DynamicCache:
@@ -78,13 +82,17 @@ class RealignedBatch:
         if last in self.rows:
             self.rows[row] = self.rows.pop(last)
 
-    def _move(self, places: list[int], lengths: Sequence[int]) -> None:
-        """Realign in place, so that no more than one tensor is there twice."""
-        gather = self._gather(places, lengths)
-        for layer in self.cache.layers:
-            if layer.is_initialized:  # else it uses the keys and values of another layer
-                layer.keys = gather(layer.keys)
-                layer.values = gather(layer.values)
+    def _begin_moving(self, places: list[int], lengths: Sequence[int]) -> None:
+        self._last_move = self._gather(places, lengths)
+        # A layer without keys uses those of another layer.
+        self._unmoved = [layer for layer in self.cache.layers if layer.is_initialized]
+
+    def _finish_moving(self) -> None:
+        """Move layer by layer, so that no more than one is there twice."""
+        while self._unmoved and self._last_move is not None:
+            layer = self._unmoved[-1]
+            layer.keys, layer.values = self._last_move(layer.keys), self._last_move(layer.values)
+            self._unmoved.pop()
 
     def _joined(self, places: Sequence[int | DynamicCache | None], lengths: Sequence[int]) -> DynamicCache:
         """A new batch: row `i` is `places[i]`, cut to `lengths[i]` tokens; a row that is nowhere holds none."""
@@ -140,17 +148,19 @@ class PoolCache(SlotCache):
         super().__init__(num_rows, max_slots)
         self.timer = timer
         self._gather: Gather | None = None
+        """How to read rows that are no neighbours, or not of equal length."""
 
     def begin(self, step: PackedStep) -> None:
         super().begin(step)
-        device = step.slots.device
+        self._is_level = len(set(step.lengths)) == 1
         self._gather = None
-        if len(set(step.lengths)) > 1:
+        if not (self._is_level and step.are_neighbours):
+            device = step.slots.device
             columns = source_columns([0] * step.num_rows, step.lengths, step.num_columns, device)
             self._gather = Gather(to_device(step.rows, device), columns)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        with self.timer.stage("append"):
+        with self.timer.stage("append" if self._is_level else "realign"):
             return super().update(*args, **kwargs)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -165,9 +175,7 @@ class PoolCache(SlotCache):
         return line if step.is_full else line.index_select(0, step.grid_index)
 
     def _read(self, store: Tensor, step: PackedStep) -> Tensor:  # [rows, kv heads, L + T, head size]
-        if self._gather is None:
-            return step.select_rows(store[:, :, : self._slots_to_read(step)])
-        return self._gather(store)
+        return super()._read(store, step) if self._gather is None else self._gather(store)
 
     def _slots_to_read(self, step: PackedStep) -> int:
         return max(step.lengths) + step.num_columns

@@ -14,7 +14,7 @@ from batchspec.layout.padded import lay_out
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import own_attention
 from batchspec.models.padded_cache import PoolCache, RealignedBatch
-from batchspec.models.runner import cache_argument, check_eval_mode, prompt_chunks
+from batchspec.models.runner import PackedRunner, cache_argument, check_eval_mode, prompt_chunks
 from batchspec.stats import StageTimer
 
 
@@ -54,17 +54,18 @@ class PaddedModel:
 
 
 class RealigningRunner:
-    """EQSPEC's: the batch is realigned before a step whose rows gained unequally in the one before."""
+    """EQSPEC's: the batch is realigned before a step whose rows gained unequally in the one before.
 
-    def __init__(
-        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
-    ) -> None:
+    A step takes all rows, in order; a row that it leaves out is forgotten.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.num_rows = num_rows
         self.max_length = max_length
-        self.timer = timer or StageTimer()
-        self.batch = RealignedBatch(self.timer)
+        self.timer = timer
+        self.batch = RealignedBatch(timer)
         self._call = PaddedModel(model)
 
     @torch.inference_mode()
@@ -91,17 +92,14 @@ class RealigningRunner:
         self.batch.release_row(row, last)
 
 
-class PoolRunner:
+class PoolRunner(PackedRunner):
     """EXSPEC's: a step takes any rows of a pool, whose keys and values stay where they are."""
 
-    def __init__(
-        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
-    ) -> None:
-        self.model = model
-        self.device: torch.device = model.device
-        self.num_rows = num_rows
-        self.max_length = max_length
-        self.cache = PoolCache(num_rows, max_length, timer or StageTimer())
+    cache: PoolCache
+
+    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer) -> None:
+        super().__init__(model, num_rows, max_length)
+        self.cache = PoolCache(num_rows, max_length, timer)
         self._call = PaddedModel(model)
 
     @torch.inference_mode()
@@ -113,15 +111,3 @@ class PoolRunner:
     ) -> Tensor:  # [N or M, vocabulary]
         self.cache.begin(step)
         return self._call(step, token_ids, self.cache, keep)
-
-    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
-        nothing = torch.empty(0, dtype=torch.long, device=self.device)
-        for offset, chunk in prompt_chunks(token_ids):
-            step = pack([start + offset], [len(chunk)], self.device, rows=[row])
-            self.forward(step, to_device(chunk, self.device), keep=nothing)
-
-    @torch.inference_mode()
-    def release_row(self, row: int, last: int, last_length: int) -> None:
-        if row != last:
-            self.cache.move_row(last, row, last_length)
-        self.cache.clear_row(last)

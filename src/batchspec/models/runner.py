@@ -13,7 +13,6 @@ from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import packed_attention
 from batchspec.models.slot_cache import SlotCache
-from batchspec.stats import StageTimer
 
 PREFILL_CHUNK = 512
 """Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
@@ -50,9 +49,7 @@ class Runner(Protocol):
 class PackedRunner:
     """Runs packed steps: one flat line of tokens, without padding."""
 
-    def __init__(
-        self, model: PreTrainedModel, num_rows: int, max_length: int, timer: StageTimer | None = None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int) -> None:
         self.model = model
         self.device: torch.device = model.device
         self.max_length = max_length

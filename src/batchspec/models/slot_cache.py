@@ -32,7 +32,7 @@ class SlotCache(Cache):
         self.step: PackedStep | None = None
 
     def begin(self, step: PackedStep) -> None:
-        """Make `step` the layout of the coming forward pass and see that its slots exist.
+        """Make `step`, whose rows are neighbours, the layout of the coming forward pass; see that its slots exist.
 
         Raises:
             ValueError: the step needs a row or a slot that this cache never has.
@@ -96,7 +96,7 @@ class SlotCache(Cache):
         return states[0].transpose(0, 1)
 
     def _read(self, store: Tensor, step: PackedStep) -> Tensor:  # [rows of the step, kv heads, slots, head size]
-        return step.select_rows(store[:, :, : step.num_slots])
+        return store[step.rows[0] : step.end_row, :, : self._slots_to_read(step)]
 
     def _slots_to_read(self, step: PackedStep) -> int:
         return step.num_slots

@@ -1,0 +1,56 @@
+"""A target and its draft model: do they speak of the same tokens?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from batchspec.models.loader import load_model, load_tokenizer, vocabulary_size
+
+MOST_PADDING = 1024
+"""Two vocabularies of one tokenizer may differ in size by padding for fast matrix products, not by more."""
+
+
+def load_draft_model(
+    source: Any, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
+) -> PreTrainedModel:
+    """A draft model on the target's device and in its dtype; one that is loaded already stays as it is.
+
+    Raises:
+        ValueError: it cannot be loaded, or has another tokenizer.
+    """
+    is_loaded = not isinstance(source, str) and not hasattr(source, "__fspath__")
+    try:
+        draft = load_model(source, "auto" if is_loaded else target.dtype, target.device)
+    except ValueError as error:
+        raise ValueError(f"draft model: {error}") from error
+    sizes = vocabulary_size(target), vocabulary_size(draft)
+    if is_loaded or tokenizer is None:
+        _check_same_size(*sizes)
+    else:
+        check_same_tokenizer(tokenizer.get_vocab(), load_tokenizer(source).get_vocab(), *sizes)
+    return draft
+
+
+def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:
+    """Both vocabularies must give every token that they share room for the same id; sizes may differ by padding.
+
+    Raises:
+        ValueError: a token has another id, or is missing, in the draft model's tokenizer.
+    """
+    for token, token_id in sorted(target.items(), key=lambda item: item[1]):
+        if token_id < draft_size and draft.get(token) != token_id:
+            raise ValueError(
+                f"draft model must have the target's tokenizer; token {token!r} is {token_id} in the target's "
+                f"and {draft.get(token, 'missing')} in the draft model's"
+            )
+    _check_same_size(target_size, draft_size)
+
+
+def _check_same_size(target_size: int, draft_size: int) -> None:
+    if abs(target_size - draft_size) > MOST_PADDING:
+        raise ValueError(
+            f"draft model must have the target's tokenizer; the vocabularies have {draft_size} and {target_size} "
+            f"tokens, more apart than padding explains ({MOST_PADDING})"
+        )
