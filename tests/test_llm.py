@@ -136,6 +136,17 @@ def test_padded_strategies_share_a_model_with_packed_ones_in_other_threads(llms,
             assert [output.outputs[0].token_ids for output in run.result()] == wanted
 
 
+def test_an_llm_is_made_while_another_one_generates_on_the_same_model(llms):
+    """Its trial steps have to wait for the packed steps of the other, which switch the model's attention."""
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    with ThreadPoolExecutor(1) as thread:
+        for strategy in ("packed", "eqspec", "exspec") * 2:
+            run = thread.submit(make_llm("ngram").generate, ["once upon a time"] * 3, sampling, use_tqdm=False)
+            while not run.done():
+                make_llm(strategy=strategy)
+            run.result()
+
+
 def test_stream_gives_growing_snapshots_and_the_same_end(llms):
     sampling = SamplingParams(max_tokens=20, stop="qqq")
     texts, last = {}, {}

@@ -41,7 +41,7 @@ class Engine:
         self.timer = timer or StageTimer()
         self.scheduler = Scheduler(config.num_rows, config.refill)
         self._finished_stats = EngineStats()
-        self._ended: list[RequestOutput] = []
+        self._ended: dict[Sequence, RequestOutput] = {}
         """Outputs of requests that have ended by themselves and are not given out yet."""
         self._is_stepping = False
 
@@ -121,8 +121,8 @@ class Engine:
                 self._run_round(batch)
             running = [row.to_output() for row in batch.values() if not row.is_finished]
             self._release_finished()
-            ended, self._ended = self._ended, []
-            return ended + running
+            ended, self._ended = self._ended, {}
+            return [*ended.values(), *running]
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its row. Returns what it has so far, or None if it has ended already."""
@@ -142,7 +142,7 @@ class Engine:
         for sequence in self.scheduler.running:
             sequence.finish_reason = sequence.finish_reason or "abort"
         self._release_finished()
-        self._ended = []
+        self._ended.clear()
 
     @property
     def stats(self) -> EngineStats:
@@ -199,10 +199,10 @@ class Engine:
         for row in reversed(range(len(self.scheduler.running))):
             sequence = self.scheduler.running[row]
             if sequence.is_finished:
+                if sequence.finish_reason != "abort":  # noted first, as releasing may be cut off
+                    self._ended[sequence] = sequence.to_output()
                 self._release_row(row)
                 self._finished_stats.add(sequence.stats)
-                if sequence.finish_reason != "abort":
-                    self._ended.append(sequence.to_output())
 
     def _release_row(self, row: int) -> None:
         """Safe to be cut off anywhere: until all is moved, the last row counts as not computed."""

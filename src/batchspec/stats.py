@@ -126,8 +126,10 @@ class StageTimer:
         try:
             yield
         finally:
-            self._charge()
-            self._open.pop()
+            try:
+                self._charge()
+            finally:
+                self._open.pop()
 
     def _charge(self) -> None:
         """Charge the time since the last change of stage to the stage that is open."""

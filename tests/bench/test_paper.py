@@ -149,8 +149,10 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
         (["--repeats", "0"], "--repeats must be at least 1"),
         (["--method", "ngram"], "give one drafter"),
         (["--group-by", "size"], "group_by must be one of length, acceptance"),
-        (["--draft-noise", "-1"], "--draft-noise must be at least 0"),
+        (["--draft-noise", "-1"], "--draft-noise must be a number of at least 0"),
         (["--num-prompts", "99"], "--num-prompts must be at most 8"),
+        (["--draft-noise", "nan"], "--draft-noise must be a number of at least 0"),
+        (["--prompt-tokens", "-2"], "--prompt-tokens must be at least 1, got -2"),
         (["--window", "4"], "--window must be at least the largest batch size (32), got 4"),
     ],
 )

@@ -5,7 +5,7 @@ from toy_folders import text_llama
 from toy_text import byte_tokenizer
 
 from batchspec import LLM
-from batchspec.bench.prompts import load_prompts
+from batchspec.bench.prompts import digest, load_prompts
 
 ROWS = [
     {"category": "a", "turns": ["one", "two"]},
@@ -55,7 +55,31 @@ def test_too_few_prompts_and_lines_that_are_none_are_told(llm, dataset, tmp_path
     with pytest.raises(ValueError, match="--num-prompts must be at most 5"):
         load_prompts(dataset, llm, 6, 100)
     bad = tmp_path / "bad.jsonl"
-    for text in ("{", '{"text": "x"}', '{"turns": []}', "7"):
+    for text, message in LINES:
         bad.write_text(text)
-        with pytest.raises(ValueError, match=r"line 1 is not JSON|line 1 must have turns, messages or prompt"):
+        with pytest.raises(ValueError, match=f"line 1: {message}"):
             load_prompts(bad, llm, 1, 100)
+
+
+LINES = [
+    ("{", "not JSON"),
+    ('{"text": "x"}', "must have exactly one of the fields"),
+    ('{"turns": []}', "turns must be a list"),
+    ('{"messages": null}', "messages must be a list"),
+    ("7", "must be a JSON object"),
+    ('{"prompt": [1, 99999]}', "prompt must hold token ids from 0 to 257"),
+    ('{"prompt": [-1]}', "prompt must hold token ids"),
+    ('{"prompt": [1.5]}', "prompt must be text or a list of token ids"),
+    ("[" * 100_000, "not JSON"),
+]
+
+
+def test_text_with_other_line_breaks_and_a_byte_order_mark_is_read(llm, tmp_path):
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + '{"prompt": "a\u2028b"}\n{"prompt": "c\x85d"}\n'.encode())
+    assert texts(llm, load_prompts(path, llm, 2, 100)) == ["a\u2028b", "c\x85d"]
+
+
+def test_other_prompts_have_another_digest():
+    assert digest([[1, 2], [3]]) != digest([[1], [2, 3]]) != digest([[1], [3, 2]])
+    assert digest([[1, 2]]) == digest([[1, 2]])

@@ -76,3 +76,14 @@ def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
     assert run_to_end(engine)["a"].outputs[0].token_ids == [5, 5, 5, 5]
     draft = drafter.propose({0: engine.make_sequence("b", [1])}, [1])
     assert draft.token_ids.max() < VOCAB - 1
+
+
+def test_a_row_with_a_token_that_the_draft_model_does_not_know_is_not_drafted():
+    drafter = DraftModelDrafter(ScriptedRunner(lambda context: 5, 2, 64), VOCAB - 1)
+    engine = make_engine(lambda context: 5, drafter, max_num_seqs=2)
+    engine.add_request("unknown", [1, VOCAB - 1, 2], SamplingParams(max_tokens=6))
+    engine.add_request("known", [1, 2], SamplingParams(max_tokens=6))
+    outputs = run_to_end(engine)
+    assert outputs["unknown"].metrics.num_draft_tokens == 0
+    assert outputs["known"].metrics.num_draft_tokens > 0
+    assert outputs["unknown"].outputs[0].token_ids == outputs["known"].outputs[0].token_ids == [5] * 6

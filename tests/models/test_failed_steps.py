@@ -48,3 +48,30 @@ def test_the_step_after_a_failed_one_goes_on(strategy, failing_call, error, monk
     for serial, (prompt, budget) in enumerate(zip(PROMPTS, BUDGETS, strict=True)):
         assert finished[str(serial)].outputs[0].token_ids == generate_alone(model, prompt, budget, [])
         assert torch.isfinite(torch.tensor(finished[str(serial)].metrics.acceptance_rate))
+
+
+@pytest.mark.parametrize("strategy", ["packed", "eqspec", "exspec"])
+@pytest.mark.parametrize("prompts", [[[5, 6, 7, 8], [9, 1], [3]], [[2], [3], [4]]])
+def test_a_row_is_aborted_after_a_pass_that_failed_before_the_first_layer(strategy, prompts):
+    model = make_model("llama")
+    llm = LLM(model, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=MAX_LENGTH, strategy=strategy)
+    for serial, prompt in enumerate(prompts):
+        llm.engine.add_request(str(serial), prompt, SamplingParams(max_tokens=6))
+    num_prompts = sum(len(prompt) > 1 for prompt in prompts)
+    calls = []
+
+    def fail_once(module, arguments):
+        calls.append(module)
+        if len(calls) == num_prompts + 1:
+            raise RuntimeError("out of memory")
+
+    hook = model.model.embed_tokens.register_forward_pre_hook(fail_once)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        llm.engine.step()
+    hook.remove()
+    llm.engine.abort_request("0")
+    finished = {}
+    while llm.engine.has_unfinished_requests():
+        finished |= {output.request_id: output for output in llm.engine.step() if output.finished}
+    for serial, prompt in enumerate(prompts[1:], start=1):
+        assert finished[str(serial)].outputs[0].token_ids == generate_alone(model, prompt, 6, [])

@@ -172,16 +172,6 @@ def test_a_pool_holds_each_token_once():
     assert cache.keys[0].shape == (8, 2, 32, 1)
 
 
-def test_a_row_at_the_end_of_the_context_may_share_a_wide_step():
-    """The rectangle is wider than any row may be; what lies beyond is never a token."""
-    cache = PoolCache(2, 6, StageTimer())
-    pool_add(cache, [0], [0], [[10, 11, 12, 13, 14]])
-    pool_add(cache, [1], [0], [[20, 21]])
-    seen = pool_add(cache, [0, 1], [5, 2], [[15], [22, 23, 24]])
-    assert seen[0][:6] == [10, 11, 12, 13, 14, 15]
-    assert seen[1][3:] == [20, 21, 22, 23, 24]
-
-
 @pytest.mark.parametrize("rows", [[0, 1], [1, 3]])
 def test_rows_of_equal_length_and_unequal_drafts_need_no_shift(rows):
     cache = PoolCache(4, 64, StageTimer())

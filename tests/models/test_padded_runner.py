@@ -2,10 +2,13 @@
 
 import pytest
 import torch
-from toy_models import make_model, make_model_of
+from toy_models import MAX_LENGTH, PADDED_FAMILIES, make_model, make_model_of
 
+from batchspec import LLM, SamplingParams
 from batchspec.layout.packed import pack
+from batchspec.models.noise import noisy_copy
 from batchspec.models.padded_runner import PoolRunner, RealigningRunner
+from batchspec.models.reference import generate_alone
 from batchspec.models.runner import PackedRunner
 from batchspec.stats import StageTimer
 
@@ -72,6 +75,27 @@ def test_a_long_prompt_is_computed_in_chunks_like_in_one_piece(monkeypatch, runn
     monkeypatch.setattr("batchspec.models.runner.PREFILL_CHUNK", 7)
     parts.prefill(0, tokens)
     compare([whole, parts], [38], [3], 0)
+
+
+@pytest.mark.parametrize("strategy", ["eqspec", "exspec"])
+@pytest.mark.parametrize("family", [*PADDED_FAMILIES, "llama", "gpt2"])
+def test_a_row_near_the_end_of_the_context_may_share_a_step_with_drafts(family, strategy):
+    """The rectangle would be wider than the context window, for which mpt and gpt_neo have no mask."""
+    model = make_model(family)
+    prompts = [[1] * (MAX_LENGTH - 1), [5, 6] * 10, [3] * (MAX_LENGTH - 3)]
+    budgets = [1, 10, 3]
+    for drafting in ({"method": "ngram"}, {"method": "draft_model", "model": noisy_copy(model)}):
+        llm = LLM(
+            model,
+            skip_tokenizer_init=True,
+            max_num_seqs=3,
+            max_model_len=MAX_LENGTH,
+            strategy=strategy,
+            speculative_config=drafting,
+        )
+        outputs = llm.generate(prompts, [SamplingParams(max_tokens=n) for n in budgets], use_tqdm=False)
+        for prompt, budget, output in zip(prompts, budgets, outputs, strict=True):
+            assert output.outputs[0].token_ids == generate_alone(model, prompt, budget, [])
 
 
 @pytest.mark.parametrize("runner", RUNNERS)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 from batchspec.llm import LLM
+from batchspec.records import Record, read_records
+from batchspec.request import SamplingParams
 
 
 def load_prompts(
@@ -26,44 +28,38 @@ def load_prompts(
     and shorter ones left out: prompts of equal length.
 
     Raises:
-        ValueError: the file cannot be read, a line has none of these fields, or there are too few prompts.
+        ValueError: the file or a line cannot be read or run, or there are too few prompts.
     """
-    by_category: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in _read(path):
-        by_category[str(row.get("category", ""))].append(row)
-    in_turn = [row for row in chain.from_iterable(zip_longest(*by_category.values())) if row is not None]
+    by_category: dict[str, list[Record]] = defaultdict(list)
+    for record in read_records(str(path), "jsonl", "--dataset"):
+        if record.error is not None:
+            raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {record.error}")
+        by_category[str(record.fields.get("category", ""))].append(record)
+    in_turn = [record for record in chain.from_iterable(zip_longest(*by_category.values())) if record is not None]
     prompts: list[list[int]] = []
-    for row in in_turn:
-        token_ids = _token_ids(row, llm)
-        if prompt_tokens is not None and len(token_ids) < prompt_tokens:
-            continue
-        token_ids = token_ids[:prompt_tokens]
-        if 0 < len(token_ids) <= max_prompt_tokens:
-            prompts.append(token_ids)
+    for record in in_turn:
+        try:
+            token_ids = _token_ids(record.fields, llm, max_prompt_tokens)
+        except ValueError as error:
+            raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {error}") from error
+        if len(token_ids) <= max_prompt_tokens and len(token_ids) >= (prompt_tokens or 1):
+            prompts.append(token_ids[:prompt_tokens])
         if len(prompts) == num_prompts:
             return prompts
     raise ValueError(f"--num-prompts must be at most {len(prompts)}: {str(path)!r} has no more that fit")
 
 
-def _read(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--dataset {str(path)!r} cannot be read: {error}") from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"--dataset {str(path)!r}, line {number} is not JSON") from error
-        if not isinstance(row, dict) or not any(row.get(kind) for kind in ("turns", "messages", "prompt")):
-            raise ValueError(f"--dataset {str(path)!r}, line {number} must have turns, messages or prompt")
-        yield row
+def digest(prompts: list[list[int]]) -> str:
+    """What tells one list of prompts from another."""
+    return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
-def _token_ids(row: dict[str, Any], llm: LLM) -> list[int]:
-    prompt: Any = row.get("prompt")
-    if not prompt:
-        prompt = llm.render_chat(row.get("messages") or [{"role": "user", "content": row["turns"][0]}])
-    return list(llm.tokenize(prompt)[1])
+def _token_ids(fields: dict[str, Any], llm: LLM, max_prompt_tokens: int) -> list[int]:
+    if "prompt" in fields:
+        prompt: Any = fields["prompt"]
+    else:
+        prompt = llm.render_chat(fields.get("messages") or [{"role": "user", "content": fields["turns"][0]}])
+    token_ids = list(llm.tokenize(prompt)[1])
+    if len(token_ids) <= max_prompt_tokens:  # the others are left out anyway
+        llm.prepare(token_ids, SamplingParams(max_tokens=1), "prompt")
+    return token_ids

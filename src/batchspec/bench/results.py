@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise ValueError('the plots need matplotlib: pip install "batchspec[bench]"')
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"--output {str(folder)!r} must be a folder")
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK)):
+        raise ValueError(f"--output {str(folder)!r} cannot be written: {str(existing)!r} is no folder of yours")
     if (folder / FILE).exists() and not resume:
         raise ValueError(f"--output {str(folder)!r} holds a measurement; give --resume to go on with it")
 
@@ -40,6 +44,9 @@ def open_document(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     try:
         document = json.loads((folder / FILE).read_text())
         known, _ = document["settings"], runs_of(document)
+        references = document["references"]
+        if not isinstance(references, list) or len(references) != len(known["prompt_lengths"]):
+            raise ValueError("references")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(folder / FILE)!r} is no measurement of this batchspec bench paper") from error
     if changed := [name for name in settings | known if known.get(name) != settings.get(name)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -81,7 +82,9 @@ def paper(
     """
     pool = PoolConfig(window, group_by, min_group, max_wait_rounds)
     sizes, names = _numbers("--batch-sizes", batch_sizes), _arms(arms)
-    for name, value in (("--num-prompts", num_prompts), ("--repeats", repeats), ("--max-tokens", max_tokens)):
+    counts = {"--num-prompts": num_prompts, "--repeats": repeats, "--max-tokens": max_tokens}
+    counts |= {"--max-prompt-tokens": max_prompt_tokens, "--prompt-tokens": prompt_tokens or 1}
+    for name, value in counts.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if window is not None and window < sizes[-1]:
@@ -90,7 +93,7 @@ def paper(
     with notes.status("loading PyTorch and transformers"):
         from batchspec.bench.paper import measure
         from batchspec.bench.paper_report import PLOTS, table, write_plots
-        from batchspec.bench.prompts import load_prompts
+        from batchspec.bench.prompts import digest, load_prompts
         from batchspec.bench.results import check_folder, open_document, runs_of, write_document
     check_folder(output, resume)
     target = load_llm(model, dtype=dtype, device=device)
@@ -102,12 +105,15 @@ def paper(
         "max_tokens": max_tokens,
         "repeats": repeats,
         "prompt_lengths": [len(prompt) for prompt in prompts],
+        "prompts": digest(prompts),
         "dataset": dataset.name,
+        "device": str(target.model.device),
         "pool": asdict(pool),
     }
     document = open_document(output, settings)
     with _progress() as progress:
         workload = _workload(document, target, prompts, max_tokens, progress)
+        write_document(output, document)
         speculation = _speculative_config(drafter, num_speculative_tokens, target)
         task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
         for run in _missing_runs(
@@ -164,8 +170,8 @@ def _drafter(
     given = [draft_model is not None, draft_noise is not None, method == "ngram"]
     if sum(given) != 1:
         raise ValueError("give one drafter: --draft-model, --draft-noise or --method ngram")
-    if draft_noise is not None and draft_noise < 0:
-        raise ValueError(f"--draft-noise must be at least 0, got {draft_noise}")
+    if draft_noise is not None and not 0 <= draft_noise < math.inf:
+        raise ValueError(f"--draft-noise must be a number of at least 0, got {draft_noise}")
     SpeculativeConfig("ngram", num_speculative_tokens=num_speculative_tokens)  # checked before anything is loaded
     if method == "ngram":
         return {"method": "ngram"}

@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from batchspec.cli import options
 from batchspec.cli.options import load_llm, notes, speculative_config
-from batchspec.cli.records import ResultWriter, check_output, finished_rows, input_format, read_records
+from batchspec.cli.records import RESERVED, ResultWriter, check_output, finished_rows, input_format
 from batchspec.cli.work import Work
+from batchspec.records import read_records
 from batchspec.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def generate(
     drafting = speculative_config(
         method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min
     )
-    work = Work(list(read_records(input, file_format)), params)
+    work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():
         finished, size = finished_rows(Path(output))
         work.skip(finished, output)

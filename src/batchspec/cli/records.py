@@ -1,12 +1,10 @@
-"""Prompts from a file, results to a file: JSONL that survives being killed."""
+"""Results to a file: JSONL that survives being killed."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -14,28 +12,10 @@ from typing import IO, Any, Self
 RESERVED = ("index", "output", "outputs")
 """Fields that results are written to."""
 
-KINDS = ("prompt", "messages", "turns")
-"""Fields that say what to answer; a line has exactly one of them."""
-
 LINE_START = b'{"index": '
 """What every line of results begins with."""
 
 FORMATS = ("jsonl", "txt")
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One line of input. `error` says what is wrong with it, or is None."""
-
-    index: int
-    """Place of the line in the input, from 0."""
-    fields: dict[str, Any]
-    error: str | None = None
-
-    @property
-    def line(self) -> int:
-        """Line number, as editors count."""
-        return self.index + 1
 
 
 def input_format(path: str, named: str | None) -> str:
@@ -49,62 +29,6 @@ def input_format(path: str, named: str | None) -> str:
             raise ValueError(f"--format must be one of {', '.join(FORMATS)}, got {named!r}")
         return named
     return "txt" if path.endswith(".txt") else "jsonl"
-
-
-def read_records(path: str, file_format: str) -> Iterator[Record]:
-    """Read prompts line by line; `-` is standard input. Blank lines are skipped, but counted.
-
-    Raises:
-        ValueError: the file cannot be read.
-    """
-    try:
-        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
-            for index, line in enumerate(file):
-                if line.strip():
-                    line = line.removeprefix(b"\xef\xbb\xbf") if index == 0 else line
-                    yield _parse(index, line.rstrip(b"\r\n"), file_format)
-    except OSError as error:
-        raise ValueError(f"--input {path!r} cannot be read: {error.strerror}") from error
-
-
-def _parse(index: int, line: bytes, file_format: str) -> Record:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError:
-        return Record(index, {}, "not UTF-8")
-    if file_format == "txt":
-        return Record(index, {"prompt": text})
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return Record(index, {}, f"not JSON ({error})")
-    return Record(index, *_check(fields))
-
-
-def _check(fields: Any) -> tuple[dict[str, Any], str | None]:
-    if not isinstance(fields, dict):
-        return {}, f"must be a JSON object with one of the fields {', '.join(KINDS)}"
-    kinds = [kind for kind in KINDS if kind in fields]
-    if len(kinds) != 1:
-        return (
-            fields,
-            f"must have exactly one of the fields {', '.join(KINDS)}, has {', '.join(kinds) or 'none'}",
-        )
-    for name in RESERVED:
-        if name in fields:
-            return fields, f"field {name!r} is where results go; give it another name"
-    value = fields[kinds[0]]
-    if kinds[0] == "prompt" and not isinstance(value, str) and not _is_list_of(value, int):
-        return fields, "prompt must be text or a list of token ids"
-    if kinds[0] == "messages" and not (_is_list_of(value, dict) and value):
-        return fields, 'messages must be a list of {"role": ..., "content": ...}'
-    if kinds[0] == "turns" and not (_is_list_of(value, str) and value):
-        return fields, "turns must be a list of texts, the user's side of a conversation"
-    return fields, None
-
-
-def _is_list_of(value: Any, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(item, kind) and not isinstance(item, bool) for item in value)
 
 
 def check_output(path: str, resume: bool, overwrite: bool, input_path: str = "-") -> None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from batchspec.cli.options import notes
-from batchspec.cli.records import KINDS, RESERVED, Record, ResultWriter
+from batchspec.cli.records import RESERVED, ResultWriter
+from batchspec.records import KINDS, Record
 from batchspec.request import RequestOutput, SamplingParams
 
 if TYPE_CHECKING:

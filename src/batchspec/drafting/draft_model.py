@@ -33,7 +33,7 @@ class DraftModelDrafter:
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
         rows = list(batch)
-        limits = [self._limit(batch[row], limit) for row, limit in zip(rows, limits, strict=True)]
+        limits = [self._limit(row, batch[row], limit) for row, limit in zip(rows, limits, strict=True)]
         drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
         if max(limits) == 0:
             return Draft(drafts, limits)
@@ -56,8 +56,12 @@ class DraftModelDrafter:
         self.lengths[row] = self.lengths[last]
         self.lengths[last] = 0
 
-    def _limit(self, sequence: Sequence, limit: int) -> int:
-        """A row is drafted only as far as the draft model's own context window goes."""
+    def _limit(self, row: int, sequence: Sequence, limit: int) -> int:
+        """A row is drafted only as far as the draft model's own context window goes, and not at all once it holds
+        a token that the draft model has no embedding for."""
+        missing = sequence.token_ids[min(self.lengths[row], len(sequence.token_ids) - 1) :]
+        if max(missing) >= self.vocab_size:
+            return 0
         return max(0, min(limit, self.runner.max_length - len(sequence.token_ids)))
 
     def _pending(self, row: int, sequence: Sequence) -> list[int]:

@@ -113,7 +113,7 @@ class Gather:
         if (heads, width) not in self._indices:
             self._indices[heads, width] = self._index(heads, width)
         line = tensor.reshape(-1, size).index_select(0, self._indices[heads, width])
-        return line.view(len(self.rows), heads, -1, size)
+        return line.view(len(self.rows), heads, self.columns.shape[1], size)
 
     def _index(self, heads: int, width: int) -> Tensor:  # [rows * heads * columns]
         head = torch.arange(heads, device=self.rows.device)

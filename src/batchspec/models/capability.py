@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchspec.layout.packed import pack
-from batchspec.models.attention import builds_window_masks
+from batchspec.models.attention import builds_window_masks, own_attention
 from batchspec.models.padded_runner import PoolRunner, RealigningRunner
 from batchspec.models.runner import PackedRunner, Runner
 from batchspec.stats import StageTimer
@@ -162,7 +162,8 @@ def _batched_logits(runner: Runner, short: list[int], long: list[int]) -> Tensor
 
 
 def _plain_logits(model: PreTrainedModel, token_ids: list[int]) -> Tensor:  # [vocabulary]
-    output = model(input_ids=torch.tensor([token_ids], device=model.device), use_cache=False)
+    with own_attention(model):
+        output = model(input_ids=torch.tensor([token_ids], device=model.device), use_cache=False)
     return output.logits[0, -1]
 
 

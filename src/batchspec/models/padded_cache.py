@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
@@ -29,6 +31,18 @@ class TimedDynamicCache(DynamicCache):
             return super().update(key_states, value_states, layer_idx, *args, **kwargs)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How a batch lies in its tensors, and which layers have still to be moved there."""
+
+    rows: dict[int, int | DynamicCache]
+    """Where each row is: its place in the tensors, or a cache of its own."""
+    padding: list[int]
+    """`[places]`: columns of padding before each row of the tensors."""
+    move: Gather | None = None
+    unmoved: list[DynamicLayer] = field(default_factory=list)
+
+
 class RealignedBatch:
     """EQSPEC's batch: one left-padded `DynamicCache`, moved to a new padding when its rows gain unequally.
 
@@ -38,13 +52,7 @@ class RealignedBatch:
     def __init__(self, timer: StageTimer) -> None:
         self.timer = timer
         self.cache: DynamicCache = TimedDynamicCache(timer)
-        self.padding: list[int] = []
-        """`[places]`: columns of padding before each row of the tensors."""
-        self.rows: dict[int, int | DynamicCache] = {}
-        """Where each row is: its place in the tensors, or a cache of its own."""
-        self._unmoved: list[DynamicLayer] = []
-        """Layers that a move which was cut off has not reached; the next `align` goes on with them."""
-        self._last_move: Gather | None = None
+        self.placement = Placement({}, [])
 
     def align(self, lengths: Sequence[int]) -> DynamicCache:
         """Make the batch hold the first `lengths[i]` tokens of row `i` and nothing else: unpad and repad.
@@ -53,46 +61,45 @@ class RealignedBatch:
         behind the longest row, those of rejected drafts, are cut off.
         """
         self._finish_moving()
-        places = [self.rows.get(row) for row in range(len(lengths))]
+        places = [self.placement.rows.get(row) for row in range(len(lengths))]
         padding = left_padding(lengths)
-        if places == list(range(len(self.padding))) and padding == self.padding:
+        if places == list(range(len(self.placement.padding))) and padding == self.placement.padding:
             for layer in self.cache.layers:  # each by itself: a forward pass may have failed between two
                 layer.crop(min(0, max(lengths) - layer.get_seq_length()))
             return self.cache
+        rows: dict[int, int | DynamicCache] = {row: row for row in range(len(lengths))}
         in_batch = [place for place in places if isinstance(place, int)]
-        if len(in_batch) == len(places):
-            self._begin_moving(in_batch, lengths)
-        else:
-            self.cache = self._joined(places, lengths)
-        self.rows, self.padding = {row: row for row in range(len(lengths))}, padding
-        self._finish_moving()
+        if len(in_batch) < len(places):
+            self.cache, self.placement = self._joined(places, lengths), Placement(rows, padding)
+        else:  # set at once, so that a move that is cut off can be gone on with
+            layers = [layer for layer in self.cache.layers if layer.is_initialized]
+            self.placement = Placement(rows, padding, self._gather(in_batch, lengths), layers)
+            self._finish_moving()
         return self.cache
 
     def take_row(self, row: int, length: int) -> DynamicCache:
         """The first `length` tokens of a row, as a batch of one."""
-        return self._joined([self.rows.get(row)], [length])
+        self._finish_moving()
+        return self._joined([self.placement.rows.get(row)], [length])
 
     def put_row(self, row: int, cache: DynamicCache) -> None:
         """Let a row be what a batch of one holds."""
-        self.rows[row] = cache
+        self.placement.rows[row] = cache
 
     def release_row(self, row: int, last: int) -> None:
         """Forget a row and let the last one have its number. Tensors follow with the next `align`."""
-        self.rows.pop(row, None)
-        if last in self.rows:
-            self.rows[row] = self.rows.pop(last)
-
-    def _begin_moving(self, places: list[int], lengths: Sequence[int]) -> None:
-        self._last_move = self._gather(places, lengths)
-        # A layer without keys uses those of another layer.
-        self._unmoved = [layer for layer in self.cache.layers if layer.is_initialized]
+        rows = self.placement.rows
+        rows.pop(row, None)
+        if last in rows:
+            rows[row] = rows.pop(last)
 
     def _finish_moving(self) -> None:
         """Move layer by layer, so that no more than one is there twice."""
-        while self._unmoved and self._last_move is not None:
-            layer = self._unmoved[-1]
-            layer.keys, layer.values = self._last_move(layer.keys), self._last_move(layer.values)
-            self._unmoved.pop()
+        placement = self.placement
+        while placement.unmoved and placement.move is not None:
+            layer = placement.unmoved[-1]
+            layer.keys, layer.values = placement.move(layer.keys), placement.move(layer.values)
+            placement.unmoved.pop()
 
     def _joined(self, places: Sequence[int | DynamicCache | None], lengths: Sequence[int]) -> DynamicCache:
         """A new batch: row `i` is `places[i]`, cut to `lengths[i]` tokens; a row that is nowhere holds none."""
@@ -114,9 +121,10 @@ class RealignedBatch:
         return new
 
     def _gather(self, places: list[int], lengths: Sequence[int]) -> Gather:
-        device = self.cache.layers[0].keys.device
-        columns = source_columns([self.padding[place] for place in places], lengths, device=device)
-        return Gather(to_device(places, device), columns)
+        """Where the tokens of some rows are. A row that holds none may lie anywhere."""
+        device = self.cache.layers[0].keys.device if self.cache.layers else torch.device("cpu")
+        starts = [self.placement.padding[place] if n else 0 for place, n in zip(places, lengths, strict=True)]
+        return Gather(to_device(places, device), source_columns(starts, lengths, device=device))
 
 
 def _side_by_side(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,6 +54,24 @@ class PaddedModel:
         return lines if step.is_full else lines[step.grid_index]
 
 
+def is_too_wide(step: PackedStep, max_length: int) -> bool:
+    """A rectangle may be wider than any of its rows may be long, and some models have masks of a fixed size: when
+    the longest row is near the end of the context window and another one has drafts."""
+    return step.num_rows > 1 and max(step.lengths) + step.num_columns > max_length
+
+
+def row_by_row(
+    step: PackedStep,
+    token_ids: Tensor,  # [N]
+    run_row: Callable[[PackedStep, Tensor], Tensor],  # a step of one row and its tokens to its logits
+) -> Tensor:  # [N, vocabulary]
+    """Run a step as one step for each row that adds tokens."""
+    rows = zip(step.rows, step.lengths, step.num_new, token_ids.split(list(step.num_new)), strict=True)
+    return torch.cat(
+        [run_row(pack([held], [new], token_ids.device, [row]), tokens) for row, held, new, tokens in rows if new]
+    )
+
+
 class RealigningRunner:
     """EQSPEC's: the batch is realigned before a step whose rows gained unequally in the one before.
 
@@ -75,9 +94,18 @@ class RealigningRunner:
         token_ids: Tensor,  # [N]
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
+        if is_too_wide(step, self.max_length):
+            logits = row_by_row(step, token_ids, self._run_row)
+            return logits if keep is None else logits[keep]
         with self.timer.stage("realign"):
             cache = self.batch.align(step.lengths)
         return self._call(step, token_ids, cache, keep)
+
+    def _run_row(self, step: PackedStep, token_ids: Tensor) -> Tensor:
+        cache = self.batch.take_row(step.rows[0], step.lengths[0])
+        logits = self._call(step, token_ids, cache, keep=None)
+        self.batch.put_row(step.rows[0], cache)
+        return logits
 
     @torch.inference_mode()
     def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
@@ -109,5 +137,8 @@ class PoolRunner(PackedRunner):
         token_ids: Tensor,  # [N]
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
+        if is_too_wide(step, self.max_length):
+            logits = row_by_row(step, token_ids, self.forward)
+            return logits if keep is None else logits[keep]
         self.cache.begin(step)
         return self._call(step, token_ids, self.cache, keep)

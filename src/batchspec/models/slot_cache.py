@@ -59,8 +59,9 @@ class SlotCache(Cache):
         if self.step is None:
             raise RuntimeError("SlotCache.begin must be called before the forward pass")
         if layer_idx not in self.keys:
-            self.keys[layer_idx] = self._allocate(key_states, self.step)
-            self.values[layer_idx] = self._allocate(value_states, self.step)
+            keys, values = self._allocate(key_states, self.step), self._allocate(value_states, self.step)
+            self.values[layer_idx] = values  # keys last: they say that both are there
+            self.keys[layer_idx] = keys
         self._write(self.keys[layer_idx], key_states, self.step)
         self._write(self.values[layer_idx], value_states, self.step)
         return self._read(self.keys[layer_idx], self.step), self._read(self.values[layer_idx], self.step)
