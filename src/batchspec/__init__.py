@@ -5,17 +5,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from batchspec.config import SpeculativeConfig
+from batchspec.config import PoolConfig, SpeculativeConfig
 from batchspec.request import CompletionOutput, RequestOutput, SamplingParams
 
 if TYPE_CHECKING:
     from batchspec.engine import Engine
     from batchspec.llm import LLM
+    from batchspec.models.loader import bundled_model
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Engine", "RequestOutput", "SamplingParams", "SpeculativeConfig"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "Engine",
+    "PoolConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "SpeculativeConfig",
+    "bundled_model",
+]
 
-_LAZY = {"LLM": "batchspec.llm", "Engine": "batchspec.engine"}
+_LAZY = {
+    "LLM": "batchspec.llm",
+    "Engine": "batchspec.engine",
+    "bundled_model": "batchspec.models.loader",
+}
 """Names whose modules import torch and transformers: only when they are asked for."""
 
 

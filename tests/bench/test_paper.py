@@ -1,12 +1,16 @@
 """The figures of `batchspec bench paper`, from runs whose outcome is known."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from toy_folders import save_text_llama
+from toy_models import PADDED_FAMILIES, make_model_of
+from toy_text import byte_tokenizer
 
 from batchspec.bench.paper import STAGES, Run
-from batchspec.bench.paper_report import median_share, speedup, table
+from batchspec.bench.paper_report import median_share, speedup, tables
 from batchspec.cli.main import main
 
 
@@ -53,13 +57,22 @@ def test_speedups_are_taken_repeat_by_repeat():
         ],
     }
     assert speedup(arms, "packed") == 2.0
-    assert speedup({"packed": arms["packed"]}, "packed") is None
 
 
 def test_medians_are_those_of_the_repeats():
     runs = [run_of(verify=verify, realign=1.0) for verify in (1.0, 3.0, 9.0)]
     assert median_share(runs, "realign") == 0.25
-    assert table(runs).row_count == 1
+    assert [table.row_count for table in tables(runs)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_are_whole_on_a_narrow_terminal(width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    for table in tables([run_of("eqspec-refilled", batch_size=128, verify=1.0), run_of("none", verify=1.0)]):
+        console.print(table)
+    text = console.export_text()
+    assert "…" not in text
+    assert text.count("eqspec-refilled") == 3
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +160,14 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
         (["--batch-sizes", "1,x"], "--batch-sizes must be numbers of at least 1"),
         (["--batch-sizes", "0"], "--batch-sizes must be numbers of at least 1"),
         (["--repeats", "0"], "--repeats must be at least 1"),
-        (["--method", "ngram"], "give one drafter"),
+        (
+            ["--method", "ngram"],
+            "give one drafter of --draft-model, --draft-noise, --method ngram; given are",
+        ),
+        (["--method", "draft_model"], "--method must be ngram, got 'draft_model'"),
         (["--group-by", "size"], "group_by must be one of length, acceptance"),
         (["--draft-noise", "-1"], "--draft-noise must be a number of at least 0"),
+        (["--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["--num-prompts", "99"], "--num-prompts must be at most 8"),
         (["--draft-noise", "nan"], "--draft-noise must be a number of at least 0"),
         (["--prompt-tokens", "-2"], "--prompt-tokens must be at least 1, got -2"),
@@ -163,3 +181,14 @@ def test_a_bad_option_is_one_line_and_writes_nothing(model, dataset, tmp_path, c
     assert message in error
     assert len(error.strip().splitlines()) == 1
     assert not folder.exists()
+
+
+def test_a_model_that_runs_padded_only_is_measured_and_a_measurement_overwritten(dataset, tmp_path):
+    folder = tmp_path / "bloom"
+    make_model_of("bloom", PADDED_FAMILIES["bloom"].overrides | {"vocab_size": 258}).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    small = ["--arms", "eqspec,exspec", "--batch-sizes", 2, "--repeats", 1, "--max-model-len", 60]
+    options = [*common(folder, dataset, tmp_path / "out"), *small]
+    assert bench(*options) == bench(*options, "--overwrite") == 0
+    runs = json.loads((tmp_path / "out" / "paper.json").read_text())["runs"]
+    assert [(run["arm"], run["exact"]) for run in runs] == [("eqspec", 1.0), ("exspec", 1.0)]

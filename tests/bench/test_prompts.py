@@ -54,7 +54,11 @@ def test_prompts_of_equal_length_are_cut_from_longer_ones(llm, dataset):
 def test_too_few_prompts_and_lines_that_are_none_are_told(llm, dataset, tmp_path):
     with pytest.raises(ValueError, match="--num-prompts must be at most 5"):
         load_prompts(dataset, llm, 6, 100)
+    assert len(load_prompts(dataset, llm, None, 100)) == 5
     bad = tmp_path / "bad.jsonl"
+    bad.write_text("")
+    with pytest.raises(ValueError, match="has no prompt that fits"):
+        load_prompts(bad, llm, None, 100)
     for text, message in LINES:
         bad.write_text(text)
         with pytest.raises(ValueError, match=f"line 1: {message}"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from batchspec.bench.paper import ARMS, OVERHEAD, STAGES, Run
@@ -43,52 +44,81 @@ def median_share(runs: list[Run], *stages: str) -> float:
     return statistics.median(run.share(*stages) for run in runs)
 
 
-def speedup(arms: dict[str, list[Run]], arm: str) -> float | None:
-    """Tokens per second against `none`, repeat by repeat, the median; None without such a run."""
-    if "none" not in arms:
-        return None
+def speedup(arms: dict[str, list[Run]], arm: str) -> float:
+    """Tokens per second against `none`, repeat by repeat, the median."""
     pairs = zip(arms[arm], arms["none"], strict=True)
     return statistics.median(run.tokens_per_second / none.tokens_per_second for run, none in pairs)
 
 
-def table(runs: Iterable[Run]) -> Table:
-    """Medians over the repeats, one line for each batch size and arm."""
-    result = Table(
-        title="Against the target alone, token by token; shares of the rounds' time; medians of the repeats",
-        caption="append, realign: copying a padded batch's keys and values, as they lie or to another padding; "
-        "overhead: all but drafting and verifying; prefill: share of all time; waited: rounds that a request sat "
-        "out (P50/P99)",
-    )
-    columns: tuple[str, ...] = ("batch", "arm", "exact", "partial", "tokens/s", "x none", "rounds", "ms/verify")
-    columns += ("draft", "verify")
-    columns += ("append", "realign", "overhead", "prefill", "occupancy", "grouped", "accepted", "waited")
-    for column in columns:
-        result.add_column(column, justify="left" if column == "arm" else "right", no_wrap=True)
-    for size, arms in groups(runs).items():
-        for arm, own in arms.items():
-            result.add_row(*_cells(size, arm, own, speedup(arms, arm)), end_section=arm == list(arms)[-1])
-    return result
-
-
-def _cells(size: int, arm: str, runs: list[Run], times_none: float | None) -> list[str]:
-    shares = [f"{median_share(runs, stage):.1%}" for stage in ("draft", "verify", "append", "realign")]
+def tables(runs: Iterable[Run]) -> list[Table]:
+    """Medians over the repeats, in three tables of one line for each batch size and arm."""
+    sizes = groups(runs)
     return [
-        str(size),
-        arm,
-        f"{median(runs, 'exact'):.0%}",
-        f"{median(runs, 'partial'):.1%}",
-        f"{median(runs, 'tokens_per_second'):.1f}",
-        "" if times_none is None else f"{times_none:.2f}",
-        f"{median(runs, 'num_steps'):.0f}",
-        f"{median(runs, 'milliseconds_per_verification'):.0f}",
-        *shares,
-        f"{median_share(runs, *OVERHEAD):.1%}",
-        f"{median(runs, 'prefill_share'):.0%}",
-        f"{median(runs, 'occupancy'):.0%}",
-        f"{median(runs, 'grouping_rate'):.0%}",
-        f"{median(runs, 'acceptance_rate'):.2f}",
-        f"{median(runs, 'waited_p50'):.0f}/{median(runs, 'waited_p99'):.0f}",
+        _table(
+            "Equality with the target alone, and speed",
+            "exact: outputs that are equal, token by token; partial: share of the target's tokens that outputs "
+            "agree with from the start on; x none: throughput against no drafts",
+            sizes,
+            {
+                "exact": lambda runs, arms: f"{median(runs, 'exact'):.0%}",
+                "partial": lambda runs, arms: f"{median(runs, 'partial'):.1%}",
+                "tokens/s": lambda runs, arms: f"{median(runs, 'tokens_per_second'):.1f}",
+                "x none": lambda runs, arms: "" if "none" not in arms else f"{speedup(arms, runs[0].arm):.2f}",
+            },
+        ),
+        _table(
+            "Rounds",
+            "rounds: calls of the target; accepted: share of the draft tokens; occupancy: places of the batch "
+            "that were taken; grouped: rounds with rows of equal length; waited: rounds that a request sat out in "
+            "all, P50/P99",
+            sizes,
+            {
+                "rounds": lambda runs, arms: f"{median(runs, 'num_steps'):.0f}",
+                "ms/verify": lambda runs, arms: f"{median(runs, 'milliseconds_per_verification'):.0f}",
+                "accepted": lambda runs, arms: f"{median(runs, 'acceptance_rate'):.0%}",
+                "occupancy": lambda runs, arms: f"{median(runs, 'occupancy'):.0%}",
+                "grouped": lambda runs, arms: f"{median(runs, 'grouping_rate'):.0%}",
+                "waited": lambda runs, arms: f"{median(runs, 'waited_p50'):.0f}/{median(runs, 'waited_p99'):.0f}",
+            },
+        ),
+        _table(
+            "Shares of the rounds' time",
+            "append, realign: copying a padded batch's keys and values, without and with a shift; overhead: all "
+            "but draft and verify; prefill: reading prompts, as a share of the whole",
+            sizes,
+            {
+                "draft": lambda runs, arms: f"{median_share(runs, 'draft'):.1%}",
+                "verify": lambda runs, arms: f"{median_share(runs, 'verify'):.1%}",
+                "append": lambda runs, arms: f"{median_share(runs, 'append'):.1%}",
+                "realign": lambda runs, arms: f"{median_share(runs, 'realign'):.1%}",
+                "overhead": lambda runs, arms: f"{median_share(runs, *OVERHEAD):.1%}",
+                "prefill": lambda runs, arms: f"{median(runs, 'prefill_share'):.0%}",
+            },
+        ),
     ]
+
+
+def _table(
+    title: str,
+    caption: str,
+    sizes: dict[int, dict[str, list[Run]]],
+    columns: dict[str, Callable[[list[Run], dict[str, list[Run]]], str]],
+) -> Table:
+    result = Table(
+        title=title,
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in ("batch", "arm", *columns):
+        result.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    for size, arms in sizes.items():
+        for arm, runs in arms.items():
+            cells = [cell(runs, arms) for cell in columns.values()]
+            result.add_row(str(size), arm, *cells, end_section=arm == list(arms)[-1])
+    return result
 
 
 def write_plots(folder: Path, runs: Iterable[Run]) -> None:
@@ -109,17 +139,17 @@ def write_plots(folder: Path, runs: Iterable[Run]) -> None:
 
 
 def _draw_throughput(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
-    _draw_lines(axes, sizes, "tokens_per_second")
-    axes.set(ylabel="output tokens per second", title="Throughput", ylim=(0, None))
+    _draw_lines(axes, sizes, "tokens_per_second", list(ARMS))
+    axes.set(ylabel="output tokens per second", title="Throughput", ylim=(0, 1.1 * axes.get_ylim()[1]))
 
 
 def _draw_grouping(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:
-    _draw_lines(axes, sizes, "grouping_rate")
+    _draw_lines(axes, sizes, "grouping_rate", [arm for arm, kind in ARMS.items() if kind["strategy"] != "packed"])
     axes.set(ylabel="share of rounds with rows of equal length", title="Grouping rate", ylim=(-0.03, 1.03))
 
 
-def _draw_lines(axes: Axes, sizes: dict[int, dict[str, list[Run]]], figure: str) -> None:
-    for arm in ARMS:
+def _draw_lines(axes: Axes, sizes: dict[int, dict[str, list[Run]]], figure: str, names: list[str]) -> None:
+    for arm in names:
         points = [(size, median(arms[arm], figure)) for size, arms in sizes.items() if arm in arms]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", color=COLOURS[arm], label=arm)
@@ -128,7 +158,8 @@ def _draw_lines(axes: Axes, sizes: dict[int, dict[str, list[Run]]], figure: str)
     axes.minorticks_off()
     axes.set_xlabel("batch size")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    if axes.lines:
+        axes.legend(frameon=False)
 
 
 def _draw_shares(axes: Axes, sizes: dict[int, dict[str, list[Run]]]) -> None:

@@ -13,15 +13,18 @@ from batchspec.llm import LLM
 from batchspec.records import Record, read_records
 from batchspec.request import SamplingParams
 
+MOST = 32
+"""Prompts that are taken if no number is given."""
+
 
 def load_prompts(
     path: Path,
     llm: LLM,
-    num_prompts: int,
+    num_prompts: int | None,
     max_prompt_tokens: int,
     prompt_tokens: int | None = None,
 ) -> list[list[int]]:
-    """The first prompts of each category in turn, as token ids.
+    """The first prompts of each category in turn, as token ids: so many, or up to `MOST` if no number is given.
 
     A line of JSONL has `turns` (of which the first is asked), `messages` or `prompt`, and may have a `category`.
     Prompts of more than `max_prompt_tokens` are left out. With `prompt_tokens` all are cut to that many tokens,
@@ -44,9 +47,13 @@ def load_prompts(
             raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {error}") from error
         if len(token_ids) <= max_prompt_tokens and len(token_ids) >= (prompt_tokens or 1):
             prompts.append(token_ids[:prompt_tokens])
-        if len(prompts) == num_prompts:
+        if len(prompts) == (num_prompts or MOST):
             return prompts
-    raise ValueError(f"--num-prompts must be at most {len(prompts)}: {str(path)!r} has no more that fit")
+    if not prompts:
+        raise ValueError(f"--dataset {str(path)!r} has no prompt that fits")
+    if num_prompts is not None:
+        raise ValueError(f"--num-prompts must be at most {len(prompts)}: {str(path)!r} has no more that fit")
+    return prompts
 
 
 def digest(prompts: list[list[int]]) -> str:

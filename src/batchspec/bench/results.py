@@ -15,12 +15,14 @@ from batchspec.bench.provenance import provenance
 FILE = "paper.json"
 
 
-def check_folder(folder: Path, resume: bool) -> None:
+def check_folder(folder: Path, resume: bool, overwrite: bool) -> None:
     """Refuse a folder that cannot be written to or whose results would be lost; before anything is loaded.
 
     Raises:
         ValueError: says what is wrong and what is allowed.
     """
+    if resume and overwrite:
+        raise ValueError("--resume and --overwrite exclude each other")
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError('the plots need matplotlib: pip install "batchspec[bench]"')
     if folder.exists() and not folder.is_dir():
@@ -28,18 +30,20 @@ def check_folder(folder: Path, resume: bool) -> None:
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ValueError(f"--output {str(folder)!r} cannot be written: {str(existing)!r} is no folder of yours")
-    if (folder / FILE).exists() and not resume:
-        raise ValueError(f"--output {str(folder)!r} holds a measurement; give --resume to go on with it")
+    if (folder / FILE).exists() and not resume and not overwrite:
+        raise ValueError(
+            f"--output {str(folder)!r} holds a measurement; give --resume to go on with it or --overwrite"
+        )
 
 
-def open_document(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """The document to add runs to: the folder's, if it was measured with the same settings, else a new one.
+def open_document(folder: Path, settings: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """The document to add runs to: with `resume` the folder's, if there is one, else a new one.
 
     Raises:
         ValueError: it was measured with other settings, or is no document of ours.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / FILE).exists():
+    if not resume or not (folder / FILE).exists():
         return {"provenance": provenance(), "settings": settings, "runs": []}
     try:
         document = json.loads((folder / FILE).read_text())

@@ -42,7 +42,13 @@ def paper(
             show_default=False,
         ),
     ] = None,
-    method: options.Method = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="ngram: draft by looking the last tokens up in the text. Not needed with the other two.",
+            show_default=False,
+        ),
+    ] = None,
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,2,4,8,16,32",
     arms: Annotated[
@@ -52,7 +58,10 @@ def paper(
             "and, with only refilling of finished rows or only grouping, eqspec-refilled and exspec-fixed."
         ),
     ] = DEFAULT_ARMS,
-    num_prompts: Annotated[int, typer.Option(help="Prompts, from all categories in turn.")] = 32,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(help="Prompts, from all categories in turn. Default: 32, or all.", show_default=False),
+    ] = None,
     max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
     prompt_tokens: Annotated[
         int | None,
@@ -69,6 +78,8 @@ def paper(
     ] = None,
     max_wait_rounds: Annotated[int, typer.Option(help="exspec: rounds that a sequence may sit out.")] = 16,
     resume: Annotated[bool, typer.Option("--resume", help="Keep the runs that --output already holds.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Measure all of --output anew.")] = False,
+    max_model_len: options.MaxModelLen = None,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
 ) -> None:
@@ -78,11 +89,11 @@ def paper(
     token, by transformers' own generate), throughput, rounds, and where the time goes. Runs are written to
     paper.json as they end; after Ctrl-C, --resume goes on. Exit code: 0 measured, 2 bad options.
 
-    Example: batchspec bench paper --dataset question.jsonl --draft-noise 0.2 --batch-sizes 1,8 -o bench-paper
+    Example: batchspec bench paper --dataset question.jsonl --draft-noise 0.05 --batch-sizes 1,8 -o bench-paper
     """
     pool = PoolConfig(window, group_by, min_group, max_wait_rounds)
     sizes, names = _numbers("--batch-sizes", batch_sizes), _arms(arms)
-    counts = {"--num-prompts": num_prompts, "--repeats": repeats, "--max-tokens": max_tokens}
+    counts = {"--num-prompts": num_prompts or 1, "--repeats": repeats, "--max-tokens": max_tokens}
     counts |= {"--max-prompt-tokens": max_prompt_tokens, "--prompt-tokens": prompt_tokens or 1}
     for name, value in counts.items():
         if value < 1:
@@ -92,11 +103,12 @@ def paper(
     drafter = _drafter(method, draft_model, draft_noise, num_speculative_tokens)
     with notes.status("loading PyTorch and transformers"):
         from batchspec.bench.paper import measure
-        from batchspec.bench.paper_report import PLOTS, table, write_plots
+        from batchspec.bench.paper_report import PLOTS, tables, write_plots
         from batchspec.bench.prompts import digest, load_prompts
         from batchspec.bench.results import check_folder, open_document, runs_of, write_document
-    check_folder(output, resume)
-    target = load_llm(model, dtype=dtype, device=device)
+    check_folder(output, resume, overwrite)
+    # Loaded as EQSPEC, which runs whatever one of the arms can.
+    target = load_llm(model, dtype=dtype, device=device, max_model_len=max_model_len, strategy="eqspec")
     prompts = load_prompts(dataset, target, num_prompts, max_prompt_tokens, prompt_tokens)
     settings = {
         "model": model or "the bundled SmolLM2-135M-Instruct",
@@ -110,11 +122,11 @@ def paper(
         "device": str(target.model.device),
         "pool": asdict(pool),
     }
-    document = open_document(output, settings)
+    speculation = _speculative_config(drafter, num_speculative_tokens, target)
+    document = open_document(output, settings, resume)
     with _progress() as progress:
         workload = _workload(document, target, prompts, max_tokens, progress)
         write_document(output, document)
-        speculation = _speculative_config(drafter, num_speculative_tokens, target)
         task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
         for run in _missing_runs(
             runs_of(document),
@@ -127,8 +139,8 @@ def paper(
                 document["runs"].append(run.as_json())
                 write_document(output, document)
             progress.advance(task)
-    console = Console() if Console().is_terminal else Console(width=200)
-    console.print(table(runs_of(document)))
+    for table in tables(runs_of(document)):
+        Console().print(table)
     write_plots(output, runs_of(document))
     notes.print(f"written to {output}: paper.json, {', '.join(PLOTS)}")
 
@@ -167,9 +179,12 @@ def _drafter(
     method: str | None, draft_model: str | None, draft_noise: float | None, num_speculative_tokens: int
 ) -> dict[str, Any]:
     """What the drafting options say, in the words of the JSON document."""
-    given = [draft_model is not None, draft_noise is not None, method == "ngram"]
-    if sum(given) != 1:
-        raise ValueError("give one drafter: --draft-model, --draft-noise or --method ngram")
+    if method not in (None, "ngram"):
+        raise ValueError(f"--method must be ngram, got {method!r}; for a draft model give --draft-model alone")
+    given = {"--draft-model": draft_model, "--draft-noise": draft_noise, "--method ngram": method}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) != 1:
+        raise ValueError(f"give one drafter of {', '.join(given)}; given are {' and '.join(names) or 'none'}")
     if draft_noise is not None and not 0 <= draft_noise < math.inf:
         raise ValueError(f"--draft-noise must be a number of at least 0, got {draft_noise}")
     SpeculativeConfig("ngram", num_speculative_tokens=num_speculative_tokens)  # checked before anything is loaded

@@ -171,7 +171,9 @@ def vocabulary_size(model: PreTrainedModel) -> int:
 
 def context_length(model: PreTrainedModel) -> int | None:
     """Tokens in the model's context window; None if it names none."""
-    return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    config = model.config.get_text_config(decoder=True)
+    named = [getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len", "seq_length")]
+    return next((window for window in named if window is not None), None)
 
 
 def resolve_tokenizer(
