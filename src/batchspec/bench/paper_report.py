@@ -57,25 +57,24 @@ def tables(runs: Iterable[Run]) -> list[Table]:
         _table(
             "Equality with the target alone, and speed",
             "exact: outputs that are equal, token by token; partial: share of the target's tokens that outputs "
-            "agree with from the start on; x none: throughput against no drafts",
+            "agree with from the start on; accepted: share of the draft tokens; x none: throughput against no drafts",
             sizes,
             {
                 "exact": lambda runs, arms: f"{median(runs, 'exact'):.0%}",
                 "partial": lambda runs, arms: f"{median(runs, 'partial'):.1%}",
+                "accepted": lambda runs, arms: f"{median(runs, 'acceptance_rate'):.0%}",
                 "tokens/s": lambda runs, arms: f"{median(runs, 'tokens_per_second'):.1f}",
                 "x none": lambda runs, arms: "" if "none" not in arms else f"{speedup(arms, runs[0].arm):.2f}",
             },
         ),
         _table(
             "Rounds",
-            "rounds: calls of the target; accepted: share of the draft tokens; occupancy: places of the batch "
-            "that were taken; grouped: rounds with rows of equal length; waited: rounds that a request sat out in "
-            "all, P50/P99",
+            "rounds: calls of the target; occupancy: places of the batch that were taken; grouped: rounds with "
+            "rows of equal length; waited: rounds that a request sat out in all, P50/P99",
             sizes,
             {
                 "rounds": lambda runs, arms: f"{median(runs, 'num_steps'):.0f}",
                 "ms/verify": lambda runs, arms: f"{median(runs, 'milliseconds_per_verification'):.0f}",
-                "accepted": lambda runs, arms: f"{median(runs, 'acceptance_rate'):.0%}",
                 "occupancy": lambda runs, arms: f"{median(runs, 'occupancy'):.0%}",
                 "grouped": lambda runs, arms: f"{median(runs, 'grouping_rate'):.0%}",
                 "waited": lambda runs, arms: f"{median(runs, 'waited_p50'):.0f}/{median(runs, 'waited_p99'):.0f}",
