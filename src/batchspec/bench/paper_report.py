@@ -57,7 +57,8 @@ def tables(runs: Iterable[Run]) -> list[Table]:
         _table(
             "Equality with the target alone, and speed",
             "exact: outputs that are equal, token by token; partial: share of the target's tokens that outputs "
-            "agree with from the start on; accepted: share of the draft tokens; x none: throughput against no drafts",
+            "agree with from the start on; accepted: share of the draft tokens; x none: throughput by that "
+            "without drafts",
             sizes,
             {
                 "exact": lambda runs, arms: f"{median(runs, 'exact'):.0%}",
