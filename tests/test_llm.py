@@ -91,6 +91,20 @@ def test_outputs_come_in_the_order_of_the_prompts(llms):
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 30, 7, 1, 12]
 
 
+def test_prompts_of_like_length_are_run_together_longest_first(monkeypatch):
+    llm, lengths = make_llm(max_num_seqs=2), []
+    prefill = llm.engine.runner.prefill
+    monkeypatch.setattr(
+        llm.engine.runner,
+        "prefill",
+        lambda row, tokens, start: lengths.append(len(tokens)) or prefill(row, tokens),
+    )
+    prompts = [[1] * length for length in (5, 30, 3, 29, 4)]
+    outputs = llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
+    assert lengths == [29, 28, 4, 3, 2]
+    assert [output.prompt_token_ids for output in outputs] == prompts
+
+
 def test_one_prompt_many_prompts_token_ids_and_dictionaries_are_understood(llms):
     llm, short = llms["none"], SamplingParams(max_tokens=5)
     ids = TOKENIZER("hello").input_ids

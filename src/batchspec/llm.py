@@ -249,7 +249,9 @@ class LLM:
 
     def _finish(self, requests: list[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         finished: dict[str, RequestOutput] = {}
-        source = iter(requests)
+        # Longest prompts first: a step's attention reads as far as its longest row, so rows of like length belong
+        # together; and a prompt that is too long for the memory is met at once.
+        source = iter(sorted(requests, key=lambda request: -request.sequence.num_prompt_tokens))
         with tqdm(total=len(requests), desc="Processed prompts", disable=not use_tqdm) as progress:
             for output in self.run(lambda: next(source, None)):
                 if output.finished:
