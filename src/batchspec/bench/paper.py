@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from batchspec.config import PoolConfig, SpeculativeConfig
@@ -44,6 +44,8 @@ class Workload:
     prompts: list[list[int]]
     references: list[list[int]]
     max_tokens: int
+    by_length: bool = False
+    """Run like `LLM.generate`, longest prompts first, instead of in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +113,14 @@ def _stage_of(path: str) -> str:
     return inner[-1] if inner and first != "prefill" else first
 
 
-def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Callable[[], None]) -> Workload:
+def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Callable[[], None]) -> list[list[int]]:
     """Let the target answer each prompt by itself, by transformers' own `generate`."""
     references = []
     for prompt in prompts:
         budget = min(max_tokens, llm.engine.config.max_model_len - len(prompt))
         references.append(generate_alone(llm.model, prompt, budget, llm.engine.eos_token_ids))
         done()
-    return Workload(prompts, references, max_tokens)
+    return references
 
 
 def measure(
@@ -132,8 +134,9 @@ def measure(
 ) -> Iterator[Run]:
     """Run every arm at one batch size, in turns, after a warm-up of each, from the first repeat that it lacks."""
     engines = {arm: make_llm(target, arm, batch_size, speculative_config, pool_config) for arm in first_repeats}
+    warm_up = replace(workload, prompts=workload.prompts[:batch_size], max_tokens=8)
     for llm in engines.values():
-        _generate(llm, workload.prompts[:batch_size], 8)
+        _generate(llm, warm_up)
     for repeat in range(repeats):
         for arm, llm in engines.items():
             if repeat >= first_repeats[arm]:
@@ -156,8 +159,13 @@ def make_llm(
     )
 
 
-def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[RequestOutput]:
-    return llm.generate(prompts, SamplingParams(max_tokens=max_tokens), use_tqdm=False)
+def _generate(llm: LLM, workload: Workload) -> list[RequestOutput]:
+    params = SamplingParams(max_tokens=workload.max_tokens)
+    if workload.by_length:
+        return llm.generate(workload.prompts, params, use_tqdm=False)
+    stream = llm.stream(workload.prompts, params)  # which takes the prompts in their order
+    outputs = {output.request_id: output for output in stream if output.finished}
+    return [outputs[str(index)] for index in range(len(workload.prompts))]
 
 
 def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
@@ -165,7 +173,7 @@ def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
     llm.engine.reset_stats()
     timer.start()
     start = time.perf_counter()
-    outputs = _generate(llm, workload.prompts, workload.max_tokens)
+    outputs = _generate(llm, workload)
     seconds = time.perf_counter() - start
     timer.stop()
     stats = llm.engine.stats
@@ -174,7 +182,7 @@ def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
     waited = sorted(output.metrics.num_waited_rounds for output in outputs)
     if timer.synchronize is not None:  # the timer waits for the GPU at every stage, so once more without it
         start = time.perf_counter()
-        _generate(llm, workload.prompts, workload.max_tokens)
+        _generate(llm, workload)
         seconds = time.perf_counter() - start
     return Run(
         arm=arm,

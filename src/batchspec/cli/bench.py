@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,7 @@ from batchspec.cli.options import load_llm, notes
 from batchspec.config import PoolConfig, SpeculativeConfig
 
 if TYPE_CHECKING:
-    from batchspec.bench.paper import Run, Workload
+    from batchspec.bench.paper import Run
     from batchspec.llm import LLM
 
 bench = typer.Typer(help="Measure.", no_args_is_help=True)
@@ -68,6 +69,9 @@ def paper(
         typer.Option(help="Cut all prompts to this length, leave out shorter ones.", show_default=False),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
+    by_length: Annotated[
+        bool, typer.Option("--by-length", help="Run the longest prompts first, not in their order.")
+    ] = False,
     repeats: Annotated[int, typer.Option(help="Runs of each arm at each batch size, in turns.")] = 3,
     window: Annotated[
         int | None, typer.Option(help="exspec: sequences in the pool. Default: 4 x batch.", show_default=False)
@@ -102,7 +106,7 @@ def paper(
         raise ValueError(f"--window must be at least the largest batch size ({sizes[-1]}), got {window}")
     drafter = _drafter(method, draft_model, draft_noise, num_speculative_tokens)
     with notes.status("loading PyTorch and transformers"):
-        from batchspec.bench.paper import measure
+        from batchspec.bench.paper import Workload, measure
         from batchspec.bench.paper_report import PLOTS, tables, write_plots
         from batchspec.bench.prompts import digest, load_prompts
         from batchspec.bench.results import check_folder, open_document, runs_of, write_document
@@ -119,14 +123,16 @@ def paper(
         "prompt_lengths": [len(prompt) for prompt in prompts],
         "prompts": digest(prompts),
         "dataset": dataset.name,
+        "by_length": by_length,
         "device": str(target.model.device),
         "pool": asdict(pool),
     }
     speculation = _speculative_config(drafter, num_speculative_tokens, target)
     document = open_document(output, settings, resume)
     with _progress() as progress:
-        workload = _workload(document, target, prompts, max_tokens, progress)
+        references = _references(document, target, prompts, max_tokens, progress)
         write_document(output, document)
+        workload = Workload(prompts, references, max_tokens, by_length)
         task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
         for run in _missing_runs(
             runs_of(document),
@@ -161,18 +167,17 @@ def _missing_runs(
         yield from measure(first, size)
 
 
-def _workload(
+def _references(
     document: dict[str, Any], target: LLM, prompts: list[list[int]], max_tokens: int, progress: Progress
-) -> Workload:
-    """The prompts and the target's answers, which are made once and kept in the document."""
-    from batchspec.bench.paper import Workload, answer_alone
+) -> list[list[int]]:
+    """The target's answers, which are made once and kept in the document."""
+    from batchspec.bench.paper import answer_alone
 
-    if "references" in document:
-        return Workload(prompts, document["references"], max_tokens)
-    task = progress.add_task("the target alone", total=len(prompts))
-    workload = answer_alone(target, prompts, max_tokens, lambda: progress.advance(task))
-    document["references"] = workload.references
-    return workload
+    if "references" not in document:
+        task = progress.add_task("the target alone", total=len(prompts))
+        done = partial(progress.advance, task)
+        document["references"] = answer_alone(target, prompts, max_tokens, done)
+    return document["references"]
 
 
 def _drafter(
