@@ -12,6 +12,7 @@ from toy_text import byte_tokenizer
 from batchspec.bench.paper import STAGES, Run
 from batchspec.bench.paper_report import median_share, speedup, tables
 from batchspec.cli.main import main
+from batchspec.engine import Engine
 
 
 def run_of(arm="eqspec", batch_size=2, repeat=0, seconds=2.0, **stages):
@@ -151,6 +152,24 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
     (folder / "paper.json").write_text('{"runs": [{}], "settings": {}}')
     assert bench(*options, "--batch-sizes", "2,3", "--resume") == 2
     assert "is no measurement of this batchspec bench paper" in capsys.readouterr().err
+
+
+def test_by_length_runs_the_longest_prompts_first_and_compares_the_same(model, dataset, tmp_path, monkeypatch):
+    started = []
+    add_sequence = Engine.add_sequence
+
+    def note(engine, sequence):
+        started.append(sequence.num_prompt_tokens)
+        add_sequence(engine, sequence)
+
+    monkeypatch.setattr(Engine, "add_sequence", note)
+    for options, order in (([], sorted), (["--by-length"], lambda lengths: sorted(lengths, reverse=True))):
+        started.clear()
+        folder = tmp_path / f"out{len(options)}"
+        small = ["--arms", "packed", "--batch-sizes", 2, "--repeats", 1]
+        assert bench(*common(model, dataset, folder), *small, *options) == 0
+        assert started[-6:] == order(started[-6:]), "the prompts of the file get longer line by line"
+        assert json.loads((folder / "paper.json").read_text())["runs"][0]["exact"] == 1.0
 
 
 @pytest.mark.parametrize(
