@@ -64,7 +64,7 @@ class EngineStats(DecodingStats):
     """The counters of all requests of an engine, and those that only an engine has."""
 
     num_steps: int = 0
-    """Rounds of the whole batch: one target forward pass each."""
+    """Rounds of a batch: one target forward pass each."""
     num_row_rounds: int = 0
     """Rows that those rounds had room for: `max_num_seqs` each."""
     num_grouped_steps: int = 0

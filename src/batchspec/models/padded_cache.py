@@ -155,6 +155,8 @@ class PoolCache(SlotCache):
     def __init__(self, num_rows: int, max_slots: int, timer: StageTimer) -> None:
         super().__init__(num_rows, max_slots)
         self.timer = timer
+        self._is_level = True
+        """Are the step's rows of equal length?"""
         self._gather: Gather | None = None
         """How to read rows that are no neighbours, or not of equal length."""
 
