@@ -63,13 +63,15 @@ def is_too_wide(step: PackedStep, max_length: int) -> bool:
 def row_by_row(
     step: PackedStep,
     token_ids: Tensor,  # [N]
+    keep: Tensor | None,  # [M], places on the line
     run_row: Callable[[PackedStep, Tensor], Tensor],  # a step of one row and its tokens to its logits
-) -> Tensor:  # [N, vocabulary]
+) -> Tensor:  # [N or M, vocabulary]
     """Run a step as one step for each row that adds tokens."""
     rows = zip(step.rows, step.lengths, step.num_new, token_ids.split(list(step.num_new)), strict=True)
-    return torch.cat(
+    logits = torch.cat(
         [run_row(pack([held], [new], token_ids.device, [row]), tokens) for row, held, new, tokens in rows if new]
     )
+    return logits if keep is None else logits[keep]
 
 
 class RealigningRunner:
@@ -95,8 +97,7 @@ class RealigningRunner:
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
         if is_too_wide(step, self.max_length):
-            logits = row_by_row(step, token_ids, self._run_row)
-            return logits if keep is None else logits[keep]
+            return row_by_row(step, token_ids, keep, self._run_row)
         with self.timer.stage("realign"):
             cache = self.batch.align(step.lengths)
         return self._call(step, token_ids, cache, keep)
@@ -138,7 +139,6 @@ class PoolRunner(PackedRunner):
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
         if is_too_wide(step, self.max_length):
-            logits = row_by_row(step, token_ids, self.forward)
-            return logits if keep is None else logits[keep]
+            return row_by_row(step, token_ids, keep, self.forward)
         self.cache.begin(step)
         return self._call(step, token_ids, self.cache, keep)
