@@ -131,7 +131,7 @@ def make_method(
     )
 
     def run(batch: list[list[int]], num_tokens: int) -> list[list[int]]:
-        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
         return [output.outputs[0].token_ids for output in llm.generate(batch, params, use_tqdm=False)]
 
     return run

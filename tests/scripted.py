@@ -13,7 +13,7 @@ import torch
 from batchspec.config import EngineConfig
 from batchspec.drafting.drafter import Draft, NoDrafter
 from batchspec.engine import Engine
-from batchspec.request import SamplingParams
+from batchspec.sampling_params import SamplingParams
 
 VOCAB = 12
 EOS = 0
@@ -49,9 +49,12 @@ class ScriptedRunner:
         said = [self.script(tuple(self.slots[rows[line]][: slots[line] + 1])) for line in lines]
         return torch.nn.functional.one_hot(torch.tensor(said, dtype=torch.long), VOCAB).float()
 
-    def prefill(self, row, token_ids, start=0):
+    def prefill(self, row, token_ids, start=0, read=None):
         self.num_prefilled += len(token_ids)
         self.slots[row][start : start + len(token_ids)] = token_ids
+
+    def copy_row(self, source, target, length):
+        self.slots[target] = self.slots[source][:length] + [-1] * (self.max_length - length)
 
     def release_row(self, row, last, last_length):
         if row != last:

@@ -4,9 +4,10 @@ import warnings
 
 import pytest
 import torch
+from greedy import greedy
 from toy_folders import text_llama
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.models.noise import noisy_copy
 
 PROMPTS = [[5, 6, 7], [8] * 30, [9], [5, 6, 5, 6, 5]]
@@ -36,7 +37,7 @@ def make_llm(device, method, max_num_seqs, strategy="packed"):
 def test_tokens_equal_those_of_transformers_on_the_device(device, strategy, method):
     llm = make_llm(device, method, max_num_seqs=2, strategy=strategy)
     assert llm.engine.runner.device.type == device
-    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=20, ignore_eos=True), use_tqdm=False)
+    outputs = llm.generate(PROMPTS, greedy(max_tokens=20, ignore_eos=True), use_tqdm=False)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         ids = torch.tensor([prompt], device=device)
         alone = llm.model.generate(
@@ -50,7 +51,7 @@ def test_tokens_equal_those_of_transformers_on_the_device(device, strategy, meth
 def test_a_round_waits_for_the_device_once(device, method):
     llm = make_llm(device, method, max_num_seqs=4)
     for serial, prompt in enumerate(PROMPTS):
-        llm.engine.add_request(str(serial), prompt, SamplingParams(max_tokens=40, ignore_eos=True))
+        llm.engine.add_request(str(serial), prompt, greedy(max_tokens=40, ignore_eos=True))
     llm.engine.step()  # with the prompts
     torch.cuda.set_sync_debug_mode("warn")
     try:

@@ -3,20 +3,21 @@
 import math
 
 import pytest
+from greedy import greedy
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import ScriptedDrafter, expected, hashed_script, make_engine, run_to_end
 
 from batchspec.config import PoolConfig
 from batchspec.grouping import choose_batch
-from batchspec.request import SamplingParams, Sequence
+from batchspec.request import Sequence
 
 
 def pool(*rows):
     """Sequences of some length that have waited some rounds, whose last tokens were accepted drafts or not."""
     sequences = []
     for serial, (length, waited, accepted) in enumerate(rows):
-        sequence = Sequence(str(serial), SamplingParams(), [1] * length, 1, 100, waited=waited)
+        sequence = Sequence(str(serial), greedy(), [1] * length, 1, 100, waited=waited)
         sequence.accepted = [place < accepted for place in range(10)]
         sequences.append(sequence)
     return sequences
@@ -103,7 +104,7 @@ def test_nobody_waits_without_bound_and_everybody_gets_what_he_gets_alone(asked,
         pool=config,
         refill=refill,
     )
-    params = [SamplingParams(max_tokens=budget, ignore_eos=True) for _, budget in asked]
+    params = [greedy(max_tokens=budget, ignore_eos=True) for _, budget in asked]
     for serial, (length, _) in enumerate(asked):
         engine.add_request(str(serial), [serial % 11 + 1] * length, params[serial])
     bound = config.max_wait_rounds + math.ceil(config.window / batch)
@@ -125,6 +126,6 @@ def test_nobody_waits_without_bound_and_everybody_gets_what_he_gets_alone(asked,
 def test_equal_prompts_that_are_accepted_alike_are_always_grouped():
     engine = make_engine(lambda context: 1, max_num_seqs=4, strategy="exspec")
     for serial in range(16):
-        engine.add_request(str(serial), [2, 3], SamplingParams(max_tokens=10))
+        engine.add_request(str(serial), [2, 3], greedy(max_tokens=10))
     run_to_end(engine)
     assert engine.stats.grouping_rate == engine.stats.occupancy == 1.0

@@ -5,12 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from greedy import greedy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from toy_folders import VOCABULARY, save_text_llama, text_llama
 from toy_text import byte_tokenizer
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 
 MODEL = text_llama(seed=1)
 TOKENIZER = byte_tokenizer()
@@ -42,7 +43,7 @@ def without_metrics(outputs):
 
 
 params = st.builds(
-    SamplingParams,
+    greedy,
     max_tokens=st.integers(8, 24),
     min_tokens=st.integers(0, 8),
     stop=st.lists(st.text("aeinrst .", min_size=1, max_size=2), max_size=3),
@@ -64,7 +65,7 @@ def test_neither_speculation_nor_strategy_changes_a_field_of_any_output(llms, pa
 
 @pytest.fixture(scope="module")
 def long_text(llms):
-    return llms["none"].generate("Once", SamplingParams(max_tokens=60), use_tqdm=False)[0].outputs[0]
+    return llms["none"].generate("Once", greedy(max_tokens=60), use_tqdm=False)[0].outputs[0]
 
 
 @pytest.mark.parametrize("name", DRAFTING)
@@ -74,7 +75,7 @@ def test_a_stop_string_ends_text_tokens_and_counts_at_the_same_place(llms, long_
     for start in range(4, 30, 5):
         stop = long_text.text[start : start + size]
         end = long_text.text.find(stop)
-        output = llms[name].generate("Once", SamplingParams(max_tokens=60, stop=stop), use_tqdm=False)[0]
+        output = llms[name].generate("Once", greedy(max_tokens=60, stop=stop), use_tqdm=False)[0]
         completion = output.outputs[0]
         assert completion.text == long_text.text[:end]
         assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
@@ -85,7 +86,7 @@ def test_a_stop_string_ends_text_tokens_and_counts_at_the_same_place(llms, long_
 
 def test_outputs_come_in_the_order_of_the_prompts(llms):
     prompts = ["long " * 6, "x", "middle " * 3, "yy", "z"]
-    sampling = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (3, 30, 7, 1, 12)]
+    sampling = [greedy(max_tokens=n, ignore_eos=True) for n in (3, 30, 7, 1, 12)]
     outputs = llms["ngram"].generate(prompts, sampling, use_tqdm=False)
     assert [output.prompt for output in outputs] == prompts
     assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 30, 7, 1, 12]
@@ -100,13 +101,13 @@ def test_prompts_of_like_length_are_run_together_longest_first(monkeypatch):
         lambda row, tokens, start: lengths.append(len(tokens)) or prefill(row, tokens),
     )
     prompts = [[1] * length for length in (5, 30, 3, 29, 4)]
-    outputs = llm.generate(prompts, SamplingParams(max_tokens=3), use_tqdm=False)
+    outputs = llm.generate(prompts, greedy(max_tokens=3), use_tqdm=False)
     assert lengths == [29, 28, 4, 3, 2]
     assert [output.prompt_token_ids for output in outputs] == prompts
 
 
 def test_one_prompt_many_prompts_token_ids_and_dictionaries_are_understood(llms):
-    llm, short = llms["none"], SamplingParams(max_tokens=5)
+    llm, short = llms["none"], greedy(max_tokens=5)
     ids = TOKENIZER("hello").input_ids
     reference = llm.generate("hello", short, use_tqdm=False)
     assert len(reference) == 1
@@ -118,7 +119,7 @@ def test_one_prompt_many_prompts_token_ids_and_dictionaries_are_understood(llms)
 
 def test_chat_takes_one_conversation_or_many(llms):
     conversation = [{"role": "user", "content": "hi"}]
-    short = SamplingParams(max_tokens=4)
+    short = greedy(max_tokens=4)
     one = llms["none"].chat(conversation, short, use_tqdm=False)
     two = llms["none"].chat([conversation, conversation], short, use_tqdm=False)
     assert one[0].prompt == "<user>hi\n<assistant>"
@@ -127,12 +128,12 @@ def test_chat_takes_one_conversation_or_many(llms):
 
 def test_without_a_tokenizer_token_ids_go_in_and_out():
     llm = LLM(MODEL, skip_tokenizer_init=True)
-    output = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)[0]
+    output = llm.generate([[5, 6, 7]], greedy(max_tokens=4, ignore_eos=True), use_tqdm=False)[0]
     assert (len(output.outputs[0].token_ids), output.outputs[0].text) == (4, "")
     with pytest.raises(ValueError, match="a text prompt needs a tokenizer"):
         llm.generate("text")
     with pytest.raises(ValueError, match="stop needs a tokenizer"):
-        llm.generate([[5]], SamplingParams(stop="x"))
+        llm.generate([[5]], greedy(stop="x"))
     with pytest.raises(ValueError, match="messages needs a tokenizer"):
         llm.chat([{"role": "user", "content": "hi"}])
 
@@ -142,7 +143,7 @@ def test_padded_strategies_share_a_model_with_packed_ones_in_other_threads(llms,
     """A packed step switches the model's attention for its time; a padded one must not run in between."""
     pair = make_llm("itself", strategy=strategy), make_llm("ngram")
     prompts = [f"{letter} once upon a time" for letter in "abcdefgh"]
-    sampling = SamplingParams(max_tokens=30, ignore_eos=True)
+    sampling = greedy(max_tokens=30, ignore_eos=True)
     wanted = [output.outputs[0].token_ids for output in llms["none"].generate(prompts, sampling, use_tqdm=False)]
     with ThreadPoolExecutor(2) as threads:
         runs = [threads.submit(llm.generate, prompts, sampling, use_tqdm=False) for llm in pair]
@@ -152,7 +153,7 @@ def test_padded_strategies_share_a_model_with_packed_ones_in_other_threads(llms,
 
 def test_an_llm_is_made_while_another_one_generates_on_the_same_model(llms):
     """Its trial steps have to wait for the packed steps of the other, which switch the model's attention."""
-    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    sampling = greedy(max_tokens=60, ignore_eos=True)
     with ThreadPoolExecutor(1) as thread:
         for strategy in ("packed", "eqspec", "exspec") * 2:
             run = thread.submit(make_llm("ngram").generate, ["once upon a time"] * 3, sampling, use_tqdm=False)
@@ -162,7 +163,7 @@ def test_an_llm_is_made_while_another_one_generates_on_the_same_model(llms):
 
 
 def test_stream_gives_growing_snapshots_and_the_same_end(llms):
-    sampling = SamplingParams(max_tokens=20, stop="qqq")
+    sampling = greedy(max_tokens=20, stop="qqq")
     texts, last = {}, {}
     for output in llms["itself"].stream(["ab", "cd"], sampling):
         text = output.outputs[0].text
@@ -173,7 +174,7 @@ def test_stream_gives_growing_snapshots_and_the_same_end(llms):
 
 
 def test_a_stream_that_is_closed_leaves_the_llm_free(llms):
-    stream = llms["ngram"].stream(["ab"] * 5, SamplingParams(max_tokens=20))
+    stream = llms["ngram"].stream(["ab"] * 5, greedy(max_tokens=20))
     next(stream)
     with pytest.raises(RuntimeError, match="already generating"):
         llms["ngram"].generate("ab", use_tqdm=False)
@@ -186,7 +187,7 @@ def test_a_stream_that_is_closed_leaves_the_llm_free(llms):
 
 def test_a_request_that_is_aborted_during_a_stream_is_given_out_and_the_others_run():
     llm, finished = make_llm("ngram", max_num_seqs=1), {}
-    for output in llm.stream(["ab", "cd", "ef"], SamplingParams(max_tokens=6, ignore_eos=True)):
+    for output in llm.stream(["ab", "cd", "ef"], greedy(max_tokens=6, ignore_eos=True)):
         if output.request_id == "0" and not output.finished:
             llm.engine.abort_request("0")
         if output.finished:
@@ -197,7 +198,7 @@ def test_a_request_that_is_aborted_during_a_stream_is_given_out_and_the_others_r
 
 def test_a_request_of_one_s_own_in_the_engine_is_not_mixed_into_a_run():
     llm = make_llm()
-    llm.engine.add_request("mine", [5, 6], SamplingParams(max_tokens=2))
+    llm.engine.add_request("mine", [5, 6], greedy(max_tokens=2))
     with pytest.raises(RuntimeError, match="already generating"):
         llm.generate("ab", use_tqdm=False)
     while llm.engine.has_unfinished_requests():
@@ -208,8 +209,8 @@ def test_a_request_of_one_s_own_in_the_engine_is_not_mixed_into_a_run():
 def test_rows_that_a_drafter_never_saw_can_be_released():
     """With a budget of one token nothing is drafted, so the draft model's cache never gets those rows."""
     llm = make_llm("unrelated")
-    llm.generate("ab", SamplingParams(max_tokens=8), use_tqdm=False)
-    assert len(llm.generate(["ab", "cd", "ef"], SamplingParams(max_tokens=1), use_tqdm=False)) == 3
+    llm.generate("ab", greedy(max_tokens=8), use_tqdm=False)
+    assert len(llm.generate(["ab", "cd", "ef"], greedy(max_tokens=1), use_tqdm=False)) == 3
 
 
 def test_an_error_in_the_model_is_told_as_it_is_and_the_llm_goes_on():
@@ -273,7 +274,7 @@ def test_a_generation_config_that_changes_greedy_decoding_is_told():
         ([[1, 300]], None, "prompt 0: prompt must hold token ids from 0 to 257"),
         ([3.5], None, "prompt 0: prompt must be text or a list of token ids, got float"),
         ([{"text": "a"}], None, "prompt 0: prompt must have the key 'prompt' or 'prompt_token_ids'"),
-        (["a", "b"], [SamplingParams()], r"sampling_params must be one or as many as prompts \(2\), got 1"),
+        (["a", "b"], [greedy()], r"sampling_params must be one or as many as prompts \(2\), got 1"),
     ],
 )
 def test_a_prompt_that_cannot_run_is_named_and_none_is_run(llms, prompts, sampling, message):
@@ -321,8 +322,8 @@ def test_models_and_draft_models_are_loaded_from_folders(tmp_path, llms):
     target = save_text_llama(tmp_path / "target", seed=1)
     draft = save_text_llama(tmp_path / "draft", seed=1)
     llm = LLM(str(target), speculative_config={"method": "draft_model", "model": str(draft)})
-    output = llm.generate("Once", SamplingParams(max_tokens=20), use_tqdm=False)[0]
-    wanted = llms["none"].generate("Once", SamplingParams(max_tokens=20), use_tqdm=False)[0]
+    output = llm.generate("Once", greedy(max_tokens=20), use_tqdm=False)[0]
+    wanted = llms["none"].generate("Once", greedy(max_tokens=20), use_tqdm=False)[0]
     assert output.outputs == wanted.outputs
     assert output.metrics.acceptance_rate > 0.9
 
@@ -345,8 +346,8 @@ def test_vocabularies_padded_to_different_sizes_draft_together():
         tokenizer=TOKENIZER,
         speculative_config={"method": "draft_model", "model": _with_vocabulary(320), "num_speculative_tokens": 3},
     )
-    outputs = llm.generate(["ab", "c"], SamplingParams(max_tokens=12), use_tqdm=False)
-    wanted = make_llm().generate(["ab", "c"], SamplingParams(max_tokens=12), use_tqdm=False)
+    outputs = llm.generate(["ab", "c"], greedy(max_tokens=12), use_tqdm=False)
+    wanted = make_llm().generate(["ab", "c"], greedy(max_tokens=12), use_tqdm=False)
     assert without_metrics(outputs) == without_metrics(wanted)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from math import ceil
 
 import pytest
+from greedy import greedy
 from mutants import END, MUTANTS
 from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.models.noise import noisy_copy
 from batchspec.models.reference import generate_alone
 
@@ -34,7 +35,7 @@ def survives(family: str, break_package=lambda: None) -> bool:
     references = [generate_alone(model, prompt, budget, [END]) for prompt, budget in pairs]
     llms = [make_llm(model, draft) for draft in (noisy_copy(model), model)]
     break_package()  # after the trial steps at load, which would refuse to run at all with some of the mutants
-    params = [SamplingParams(max_tokens=budget) for budget in BUDGETS]
+    params = [greedy(max_tokens=budget) for budget in BUDGETS]
     by_noise, by_itself = [llm.generate(PROMPTS, params, use_tqdm=False) for llm in llms]
     return (
         [output.outputs[0].token_ids for output in by_noise] == references

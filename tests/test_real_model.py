@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from greedy import greedy
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.models.reference import generate_alone
 
 QUESTIONS = Path(__file__).parents[2] / "shared/data/spec_bench/question.jsonl"
@@ -40,7 +41,7 @@ def test_a_batch_with_ngram_drafts_equals_generate_one_by_one(smollm, strategy):
     llm = LLM(smollm, dtype="float32", max_num_seqs=8, speculative_config={"method": "ngram"}, strategy=strategy)
     conversations = [[{"role": "user", "content": turn}] for turn in first_turns(per_category)]
     assert len(conversations) == 13 * per_category
-    outputs = llm.chat(conversations, SamplingParams(max_tokens=MAX_TOKENS), use_tqdm=False)
+    outputs = llm.chat(conversations, greedy(max_tokens=MAX_TOKENS), use_tqdm=False)
     assert sum(output.metrics.num_accepted_tokens for output in outputs) > 0
     ties = []
     for serial, output in enumerate(outputs):
@@ -64,7 +65,7 @@ def load(folder: str) -> LLM:
 def alone(folder: str, prompt: tuple[int, ...]) -> list[int]:
     """transformers' own greedy search on one prompt."""
     llm = load(folder)
-    return generate_alone(llm.model, list(prompt), MAX_TOKENS, llm.engine.eos_token_ids)
+    return generate_alone(llm.model, list(prompt), MAX_TOKENS, llm.engine.intake.eos_token_ids)
 
 
 @torch.inference_mode()

@@ -6,7 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from batchspec.config import PoolConfig, SpeculativeConfig
-from batchspec.request import CompletionOutput, RequestOutput, SamplingParams
+from batchspec.outputs import CompletionOutput, Logprob, RequestOutput
+from batchspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from batchspec.engine import Engine
@@ -18,6 +19,7 @@ __all__ = [
     "LLM",
     "CompletionOutput",
     "Engine",
+    "Logprob",
     "PoolConfig",
     "RequestOutput",
     "SamplingParams",

@@ -9,6 +9,8 @@ from typing import Any
 METHODS = ("draft_model", "ngram")
 STRATEGIES = ("packed", "eqspec", "exspec")
 GROUPINGS = ("length", "acceptance")
+SAMPLING_METHODS = ("coupled", "rejection")
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 POOL_FACTOR = 4
 """Sequences in EXSPEC's pool for each row of a batch, by default."""
 
@@ -31,10 +33,13 @@ class SpeculativeConfig:
     """For `ngram`: the longest run of last tokens that is looked up; tried first."""
     prompt_lookup_min: int = 2
     """For `ngram`: the shortest run of last tokens that is looked up; tried last."""
+    sampling_method: str = "coupled"
+    """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
+    other tokens of the same distribution, accepted somewhat more often."""
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        _check_one_of("method", self.method, METHODS)
+        _check_one_of("sampling_method", self.sampling_method, SAMPLING_METHODS)
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         _check_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
         _check_at_least("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min)
@@ -82,8 +87,7 @@ class PoolConfig:
             if getattr(self, name) is not None:
                 _check_at_least(name, getattr(self, name), 1)
         _check_at_least("max_wait_rounds", self.max_wait_rounds, 1)
-        if self.group_by not in GROUPINGS:
-            raise ValueError(f"group_by must be one of {', '.join(GROUPINGS)}, got {self.group_by!r}")
+        _check_one_of("group_by", self.group_by, GROUPINGS)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PoolConfig:
@@ -115,13 +119,23 @@ class EngineConfig:
     """Give the rows of finished sequences to waiting ones; False: only when all have finished (fixed batches)."""
     pool: PoolConfig | None = None
     """For strategy `exspec`; None: the default."""
+    seed: int = 0
+    """Of requests that name none: with the request's serial number it makes the seed of its noise."""
+    sampling_method: str = "coupled"
+    """How sampled drafts are judged, see `SpeculativeConfig`."""
+    logprobs_mode: str = "raw_logprobs"
+    """Log-probabilities of outputs: `raw_logprobs`, of the model's own logits; `processed_logprobs`, of the
+    distribution that the token was chosen from (after penalties, bias, temperature and filters)."""
 
     def __post_init__(self) -> None:
         _check_at_least("max_model_len", self.max_model_len, 2)
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 0)
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        _check_one_of("strategy", self.strategy, STRATEGIES)
+        _check_one_of("sampling_method", self.sampling_method, SAMPLING_METHODS)
+        _check_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be an integer from 0 to 2**64 - 1, got {self.seed!r}")
         if not isinstance(self.refill, bool):
             raise ValueError(f"refill must be True or False, got {self.refill!r}")
         if self.pool is not None and self.strategy != "exspec":
@@ -144,6 +158,11 @@ def _check_keys(name: str, values: Mapping[str, Any], kind: type[Any]) -> None:
     unknown = sorted(set(values) - set(known), key=str)
     if unknown:
         raise ValueError(f"{name} has no key {unknown[0]!r}; allowed are {', '.join(known)}")
+
+
+def _check_one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def _check_at_least(name: str, value: object, low: int) -> None:

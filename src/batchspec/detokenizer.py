@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Listed
+
 from transformers import PreTrainedTokenizerBase
 
-from batchspec.request import SamplingParams
+from batchspec.sampling_params import SamplingParams
 
 CONTEXT_TOKENS = 6
 """Prompt tokens that are decoded along with the first output tokens, so that spaces come out as in the middle
@@ -65,6 +68,7 @@ class Detokenizer:
         text = self._tokenizer.decode(
             token_ids,
             skip_special_tokens=self._params.skip_special_tokens,
+            spaces_between_special_tokens=self._params.spaces_between_special_tokens,
             clean_up_tokenization_spaces=False,
         )
         return str(text)
@@ -93,3 +97,19 @@ class Detokenizer:
                 if self.text.endswith(stop[:size]):
                     longest = size
         return longest
+
+
+def bad_word_ids(
+    tokenizer: PreTrainedTokenizerBase, words: Iterable[str | Listed[int]] | None
+) -> list[Listed[int]]:
+    """Token ids of words that must not be said: of each as it stands, and as it is behind a space."""
+    found: list[Listed[int]] = []
+    for word in words or ():
+        if not isinstance(word, str):
+            found.append(word)
+            continue
+        for text in (word.lstrip(), " " + word.lstrip()):
+            token_ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+            if token_ids and token_ids not in found:
+                found.append(token_ids)
+    return found

@@ -6,11 +6,16 @@ from collections.abc import Sequence as Tokens
 from dataclasses import replace
 
 from batchspec.config import EngineConfig, PoolConfig
+from batchspec.decoding.judge import Judge
+from batchspec.decoding.prompt import PromptReader
 from batchspec.decoding.round import decode_round
 from batchspec.drafting.drafter import Drafter
 from batchspec.grouping import choose_batch
+from batchspec.intake import Intake
 from batchspec.models.runner import Runner
-from batchspec.request import RequestOutput, SamplingParams, Sequence, TokenWatch
+from batchspec.outputs import RequestOutput
+from batchspec.request import Sequence, TokenWatch
+from batchspec.sampling_params import SamplingParams
 from batchspec.scheduler import Scheduler
 from batchspec.stats import EngineStats, StageTimer
 
@@ -35,9 +40,8 @@ class Engine:
         self.runner = runner
         self.drafter = drafter
         self.config = config
-        self.vocab_size = vocab_size
-        self.eos_token_ids = eos_token_ids
-        self.bos_token_id = bos_token_id
+        self.intake = Intake(vocab_size, config.max_model_len, config.seed, eos_token_ids, bos_token_id)
+        self.judge = Judge(config.sampling_method, config.logprobs_mode)
         self.timer = timer or StageTimer()
         self.scheduler = Scheduler(config.num_rows, config.refill)
         self._finished_stats = EngineStats()
@@ -58,49 +62,19 @@ class Engine:
             ValueError: the id is in use, the prompt is empty (and the model has no BOS token), holds a token id
                 outside the vocabulary, or leaves no room for an output token in the context window.
         """
-        self.add_sequence(self.make_sequence(request_id, prompt_token_ids, params, watch))
+        self.add_sequence(
+            self.intake.make_sequence(request_id, prompt_token_ids, params or SamplingParams(), watch)
+        )
 
     def add_sequence(self, sequence: Sequence) -> None:
-        """Queue what `make_sequence` made.
+        """Queue all candidates of a request that `intake` made.
 
         Raises:
             ValueError: the id is in use.
         """
         if self.scheduler.find(sequence.request_id) is not None:
             raise ValueError(f"request_id {sequence.request_id!r} is in use by an unfinished request")
-        self.scheduler.add(sequence)
-
-    def make_sequence(
-        self,
-        request_id: str,
-        prompt_token_ids: Tokens[int],
-        params: SamplingParams | None = None,
-        watch: TokenWatch | None = None,
-    ) -> Sequence:
-        """Check a request and give it the state of a sequence, not queued yet; raises as `add_request` does."""
-        params = params or SamplingParams()
-        token_ids = list(prompt_token_ids)
-        if not token_ids:
-            if self.bos_token_id is None:
-                raise ValueError("prompt must not be empty: this model has no BOS token to start from")
-            token_ids = [self.bos_token_id]
-        self._check_ids("prompt", token_ids)
-        self._check_ids("stop_token_ids", params.stop_ids)
-        room = self.config.max_model_len - len(token_ids)
-        if room < 1:
-            raise ValueError(
-                f"prompt must have at most {self.config.max_model_len - 1} tokens (max_model_len less one for "
-                f"the output), got {len(token_ids)}"
-            )
-        return Sequence(
-            request_id=request_id,
-            params=params,
-            token_ids=token_ids,
-            num_prompt_tokens=len(token_ids),
-            max_length=len(token_ids) + min(room, params.max_tokens or room),
-            eos_token_ids=frozenset() if params.ignore_eos else self.eos_token_ids,
-            watch=watch,
-        )
+        self.scheduler.waiting.extend(sequence.siblings)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.scheduler.running or self.scheduler.waiting or self._ended)
@@ -119,20 +93,22 @@ class Engine:
                 with self.timer.stage("prefill"):
                     self._prefill()
                 self._run_round(batch)
-            running = [row.to_output() for row in batch.values() if not row.is_finished]
             self._release_finished()
+            running = {row.siblings[0]: row for row in batch.values() if not row.is_request_finished}
+            snapshots = [row.to_output() for row in running.values()]
             ended, self._ended = self._ended, {}
-            return [*ended.values(), *running]
+            return [*ended.values(), *snapshots]
 
     def abort_request(self, request_id: str) -> RequestOutput | None:
         """End a request now and free its row. Returns what it has so far, or None if it has ended already."""
         sequence = self.scheduler.find(request_id)
         if sequence is None:
             return None
-        sequence.finish_reason = "abort"
-        if sequence in self.scheduler.waiting:
-            self.scheduler.waiting.remove(sequence)
-        elif not self._is_stepping:  # from within a round (a token watch): freed when the round ends
+        for candidate in sequence.siblings:
+            candidate.finish_reason = candidate.finish_reason or "abort"
+            if candidate in self.scheduler.waiting:
+                self.scheduler.waiting.remove(candidate)
+        if not self._is_stepping:  # from within a round (a token watch): freed when the round ends
             self._release_finished()
         return sequence.to_output()
 
@@ -165,11 +141,24 @@ class Engine:
     def _prefill(self) -> None:
         """Compute the prompts of new rows, each alone, all but the last token: a round computes that one."""
         for row, sequence in enumerate(self.scheduler.running):
+            self._copy_prompt(row, sequence)
             missing = sequence.token_ids[sequence.length : -1]
-            if missing:
+            if sequence.params.prompt_logprobs is not None and not sequence.siblings[0].prompt_logprobs:
+                reader = PromptReader(sequence)
+                self.runner.prefill(row, missing, sequence.length, reader.read)
+                sequence.siblings[0].prompt_logprobs = reader.entries
+            elif missing:
                 self.runner.prefill(row, missing, sequence.length)
-                sequence.length += len(missing)
-                self._finished_stats.num_prefilled_tokens += len(missing)
+            sequence.length += len(missing)
+            self._finished_stats.num_prefilled_tokens += len(missing)
+
+    def _copy_prompt(self, row: int, sequence: Sequence) -> None:
+        """Take the prompt from another candidate of the request that has it in its row."""
+        shared = sequence.num_prompt_tokens - 1
+        for other, candidate in enumerate(self.scheduler.running):
+            if candidate.siblings is sequence.siblings and sequence.length < shared <= candidate.length:
+                self.runner.copy_row(other, row, shared)
+                sequence.length = shared
 
     def _choose_batch(self) -> dict[int, Sequence]:
         """The rows of the next round: all that run, or with EXSPEC those of the pool that go well together."""
@@ -184,7 +173,9 @@ class Engine:
         is_level = len({row.length for row in batch.values()}) == 1
         self._is_stepping = True
         try:
-            decode_round(batch, self.runner, self.drafter, self.config.num_speculative_tokens, self.timer)
+            decode_round(
+                batch, self.runner, self.drafter, self.judge, self.config.num_speculative_tokens, self.timer
+            )
         finally:
             self._is_stepping = False
         for row, sequence in enumerate(self.scheduler.running):
@@ -195,13 +186,22 @@ class Engine:
         self._finished_stats.num_row_rounds += self.config.max_num_seqs
 
     def _release_finished(self) -> None:
-        """Free the rows of finished sequences; the last row takes the place of each."""
+        """Free the rows of finished sequences; the last row takes the place of each.
+
+        A row whose request has more candidates is handed to the next one: its prompt is there, and rolling back to
+        it is setting a length.
+        """
         for row in reversed(range(len(self.scheduler.running))):
             sequence = self.scheduler.running[row]
             if sequence.is_finished:
-                if sequence.finish_reason != "abort":  # noted first, as releasing may be cut off
-                    self._ended[sequence] = sequence.to_output()
-                self._release_row(row)
+                if sequence.is_request_finished and not sequence.is_aborted:
+                    # Noted first, as releasing may be cut off.
+                    self._ended[sequence.siblings[0]] = sequence.to_output()
+                if self.scheduler.has_waiting_sibling(sequence):
+                    self.drafter.release_row(row, row)
+                    self.scheduler.hand_over(row).length = sequence.num_prompt_tokens - 1
+                else:
+                    self._release_row(row)
                 self._finished_stats.add(sequence.stats)
 
     def _release_row(self, row: int) -> None:
@@ -213,10 +213,3 @@ class Engine:
         self.runner.release_row(row, last, length)
         self.scheduler.release(row)
         moved.length = length
-
-    def _check_ids(self, name: str, token_ids: Tokens[int]) -> None:
-        for token in token_ids:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocab_size:
-                raise ValueError(
-                    f"{name} must hold token ids from 0 to {self.vocab_size - 1} (the vocabulary), got {token!r}"
-                )

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
-from batchspec.detokenizer import Detokenizer
+from batchspec.detokenizer import Detokenizer, bad_word_ids
 from batchspec.drafting.build import Target, build_drafter
 from batchspec.engine import Engine
 from batchspec.models.capability import make_runner
@@ -29,7 +29,10 @@ from batchspec.models.loader import (
     resolve_tokenizer,
     vocabulary_size,
 )
-from batchspec.request import RequestOutput, SamplingParams, Sequence
+from batchspec.outputs import RequestOutput, TokenLogprobs
+from batchspec.request import Grammar, Sequence
+from batchspec.sampling.grammar import GrammarCompiler
+from batchspec.sampling_params import SamplingParams
 from batchspec.stats import StageTimer
 
 Prompt = str | ListOf[int] | Mapping[str, Any]
@@ -44,8 +47,10 @@ class PreparedRequest:
     """A checked request that is ready to run."""
 
     sequence: Sequence
+    """The first candidate; `siblings` holds all."""
     prompt: str | None
-    detokenizer: Detokenizer | None
+    detokenizers: list[Detokenizer]
+    """One for each candidate; none without a tokenizer."""
 
 
 class LLM:
@@ -66,6 +71,10 @@ class LLM:
             models that cannot run packed.
         refill: give the rows of finished sequences to waiting prompts; False: only when the whole batch is done.
         pool_config: with `exspec`, `{"window": ..., "group_by": ..., ...}`, see `PoolConfig`.
+        seed: of requests that name none. The same calls on an LLM of the same seed give the same outputs, and no
+            two requests share their noise.
+        logprobs_mode: `raw_logprobs`: of the model's own logits; `processed_logprobs`: of the distribution that
+            the token was chosen from. Those of the prompt are always raw.
 
     Raises:
         ValueError: a setting is out of range, a model cannot be loaded or cannot run by the strategy; says which
@@ -90,6 +99,8 @@ class LLM:
         strategy: str = "packed",
         refill: bool = True,
         pool_config: PoolConfig | Mapping[str, Any] | None = None,
+        seed: int = 0,
+        logprobs_mode: str = "raw_logprobs",
     ) -> None:
         speculative_config = _as_config("speculative_config", speculative_config, SpeculativeConfig)
         # Settings are checked before anything is loaded, as far as they can be.
@@ -100,6 +111,9 @@ class LLM:
             num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
             refill=refill,
             pool=_as_config("pool_config", pool_config, PoolConfig),
+            seed=seed,
+            sampling_method=speculative_config.sampling_method if speculative_config else "coupled",
+            logprobs_mode=logprobs_mode,
         )
         self.model = load_model(model, dtype, device)
         self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
@@ -117,11 +131,12 @@ class LLM:
             timer=timer,
         )
         self._is_running = False
+        self._grammars: GrammarCompiler | None = None
         if ignored := ignored_generation_settings(self.model):
             named = ", ".join(f"{name}={value}" for name, value in ignored.items())
             warnings.warn(
                 f"the model's generation config sets {named}, which transformers' generate applies and batchspec "
-                "does not: outputs are those of plain greedy decoding",
+                "does not: only what SamplingParams says counts",
                 stacklevel=2,
             )
 
@@ -186,8 +201,12 @@ class LLM:
             raise ValueError(f"messages do not fit the chat template: {error}") from error
         return {"prompt": text, "prompt_token_ids": self._encode(text, add_special_tokens=False)}
 
-    def prepare(self, prompt: Prompt, params: SamplingParams, request_id: str) -> PreparedRequest:
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, request_id: str, serial: int | None = None
+    ) -> PreparedRequest:
         """Tokenise and check one request without running it.
+
+        `serial` is what a request without a seed gets one from; by default requests are counted as they come.
 
         Raises:
             ValueError: the prompt or the parameters cannot be run with this model; says why.
@@ -197,12 +216,25 @@ class LLM:
         text, token_ids = self.tokenize(prompt)
         if params.stop_strings:
             self._need_tokenizer("stop")
-        sequence = self.engine.make_sequence(request_id, token_ids, params)
+        if any(isinstance(word, str) for word in params.bad_words or ()):
+            params = replace(params, bad_words=bad_word_ids(self._need_tokenizer("bad_words"), params.bad_words))
+        make_grammar = self._compile(params) if params.structured_outputs is not None else None
+        sequence = self.engine.intake.make_sequence(
+            request_id, token_ids, params, serial=serial, make_grammar=make_grammar
+        )
         if self.tokenizer is None:
-            return PreparedRequest(sequence, text, None)
-        detokenizer = self.make_detokenizer(sequence.token_ids, params)
-        sequence.watch = detokenizer.push
-        return PreparedRequest(sequence, text, detokenizer)
+            return PreparedRequest(sequence, text, [])
+        detokenizers = [self.make_detokenizer(sequence.token_ids, params) for _ in sequence.siblings]
+        for sibling, detokenizer in zip(sequence.siblings, detokenizers, strict=True):
+            sibling.watch = detokenizer.push
+        return PreparedRequest(sequence, text, detokenizers)
+
+    def _compile(self, params: SamplingParams) -> Callable[[], Grammar]:
+        tokenizer, intake = self._need_tokenizer("structured_outputs"), self.engine.intake
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(tokenizer, intake.vocab_size, intake.eos_token_ids)
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else intake.eos_token_ids)
+        return self._grammars.compile(params.structured_outputs or {}, ends)
 
     def make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer:
         """A detokeniser for the output that follows a prompt."""
@@ -223,15 +255,15 @@ class LLM:
         live: dict[str, PreparedRequest] = {}
         try:
             while True:
-                for name in [name for name, request in live.items() if request.sequence.is_finished]:
+                for name in [name for name, request in live.items() if request.sequence.is_request_finished]:
                     aborted = live.pop(name)  # by somebody who holds the engine
-                    yield _with_text(aborted.sequence.to_output(), aborted)
+                    yield self._with_text(aborted.sequence.to_output(), aborted)
                 self._top_up(next_request, live)
                 if not live:
                     return
                 for output in self.engine.step():
                     request = live.pop(output.request_id) if output.finished else live[output.request_id]
-                    yield _with_text(output, request)
+                    yield self._with_text(output, request)
         finally:
             self.engine.abort_all_requests()
             self._is_running = False
@@ -240,7 +272,7 @@ class LLM:
         self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]
     ) -> None:
         """Keep every row busy; requests that would only wait are left where they come from."""
-        while len(live) < self.engine.config.num_rows:
+        while sum(request.sequence.params.n for request in live.values()) < self.engine.config.num_rows:
             request = next_request()
             if request is None:
                 return
@@ -290,6 +322,25 @@ class LLM:
             return prompt, self._encode(prompt)
         return None, _token_ids(prompt)
 
+    def _with_text(self, output: RequestOutput, request: PreparedRequest) -> RequestOutput:
+        output.prompt = request.prompt
+        for completion, detokenizer in zip(output.outputs, request.detokenizers, strict=False):
+            is_finished = completion.finish_reason is not None
+            completion.text = detokenizer.text if is_finished else detokenizer.text_so_far()
+            self._name_tokens(completion.logprobs or [])
+        self._name_tokens(output.prompt_logprobs or [])
+        return output
+
+    def _name_tokens(self, logprobs: ListOf[TokenLogprobs | None]) -> None:
+        """Fill in `decoded_token`; snapshots share their entries, so only the newest ones are without."""
+        for entry in reversed(logprobs):
+            if entry is None or self.tokenizer is None:
+                continue
+            if next(iter(entry.values())).decoded_token is not None:
+                return
+            for token, one in entry.items():
+                one.decoded_token = str(self.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
     def _encode(self, text: str, **settings: Any) -> list[int]:
         tokenizer = self._need_tokenizer("a text prompt")
         try:
@@ -302,14 +353,6 @@ class LLM:
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer; this LLM was made with skip_tokenizer_init=True")
         return self.tokenizer
-
-
-def _with_text(output: RequestOutput, request: PreparedRequest) -> RequestOutput:
-    output.prompt = request.prompt
-    if request.detokenizer is not None:
-        text = request.detokenizer.text if output.finished else request.detokenizer.text_so_far()
-        output.outputs[0].text = text
-    return output
 
 
 Config = TypeVar("Config", SpeculativeConfig, PoolConfig)

@@ -16,9 +16,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
 
-    def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
-
     def admit(self) -> None:
         """Let waiting sequences have the free rows, in their order; without `refill` only if all are free."""
         if self.running and not self.refill:
@@ -39,6 +36,15 @@ class Scheduler:
         if row != last:
             self.running[row] = moved
         return last
+
+    def has_waiting_sibling(self, sequence: Sequence) -> bool:
+        """Is another candidate of the request next in the queue, and may rows be taken again?"""
+        return self.refill and bool(self.waiting) and self.waiting[0].siblings is sequence.siblings
+
+    def hand_over(self, row: int) -> Sequence:
+        """Let the next waiting sequence have a row as it is; returns that sequence."""
+        self.running[row] = self.waiting.popleft()
+        return self.running[row]
 
     def find(self, request_id: str) -> Sequence | None:
         """The running or waiting sequence of that request; one that has ended is neither."""

@@ -8,9 +8,10 @@ import sys
 import time
 
 import pytest
+from greedy import greedy
 from toy_folders import save_text_llama
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.cli.main import main
 
 
@@ -42,7 +43,7 @@ def test_answers_carry_the_fields_of_their_line_and_equal_the_library_s(tmp_path
     out = tmp_path / "out.jsonl"
     assert run("-i", prompts, "-o", out, "--model", model, "--max-tokens", 12, "--max-num-seqs", 3) == 0
     rows = sorted(rows_of(out), key=lambda row: row["index"])
-    wanted = LLM(model).generate([row["prompt"] for row in rows], SamplingParams(max_tokens=12), use_tqdm=False)
+    wanted = LLM(model).generate([row["prompt"] for row in rows], greedy(max_tokens=12), use_tqdm=False)
     assert [row["index"] for row in rows] == list(range(7))
     assert [row["id"] for row in rows] == [letter * 2 for letter in "abcdefg"]
     assert [row["output"]["text"] for row in rows] == [output.outputs[0].text for output in wanted]
@@ -78,7 +79,7 @@ def test_turns_are_answered_one_after_the_other(tmp_path, model):
     llm, messages = LLM(model), []
     for turn, answer in zip(turns, rows[0]["outputs"], strict=True):
         messages.append({"role": "user", "content": turn})
-        wanted = llm.chat(messages, SamplingParams(max_tokens=6), use_tqdm=False)[0].outputs[0]
+        wanted = llm.chat(messages, greedy(max_tokens=6), use_tqdm=False)[0].outputs[0]
         assert answer["text"] == wanted.text
         messages.append({"role": "assistant", "content": wanted.text})
     assert len(rows[1]["outputs"]) == 1

@@ -1,13 +1,14 @@
+from greedy import greedy
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted import VOCAB, ScriptedDrafter, ScriptedRunner, hashed_script, make_engine, run_to_end
 
 from batchspec.drafting.draft_model import DraftModelDrafter
-from batchspec.request import SamplingParams
+from batchspec.sampling.method import draw_coupled
 
 
 def drafter_of(script, num_rows=4, max_length=64):
-    return DraftModelDrafter(ScriptedRunner(script, num_rows, max_length), VOCAB)
+    return DraftModelDrafter(ScriptedRunner(script, num_rows, max_length), VOCAB, VOCAB, draw_coupled)
 
 
 prompts = st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30), min_size=1, max_size=9)
@@ -36,14 +37,14 @@ def test_it_drafts_what_its_model_says_whatever_was_rejected_before(prompts, dis
 
     engine = make_engine(hashed_script, Compared(), num_speculative_tokens=num_tokens)
     for serial, prompt in enumerate(prompts):
-        engine.add_request(str(serial), prompt, SamplingParams(max_tokens=3 + 5 * serial))
+        engine.add_request(str(serial), prompt, greedy(max_tokens=3 + 5 * serial))
     run_to_end(engine)
 
 
 def test_after_full_acceptance_the_missing_token_is_fed_along_with_the_newest():
     drafter = drafter_of(lambda context: 5)
     engine = make_engine(lambda context: 5, drafter, num_speculative_tokens=3)
-    engine.add_request("a", [1, 2, 3], SamplingParams(max_tokens=13, ignore_eos=True))
+    engine.add_request("a", [1, 2, 3], greedy(max_tokens=13, ignore_eos=True))
     engine.step()
     assert drafter.runner.tokens_per_forward == [3, 1, 1]  # the prompt, then one draft token each
     engine.step()
@@ -53,8 +54,8 @@ def test_after_full_acceptance_the_missing_token_is_fed_along_with_the_newest():
 def test_a_row_past_the_draft_model_s_window_is_not_drafted_and_the_others_are():
     drafter = drafter_of(lambda context: 5, max_length=10)
     engine = make_engine(lambda context: 5, drafter, num_speculative_tokens=4)
-    engine.add_request("long", [1] * 12, SamplingParams(max_tokens=8))
-    engine.add_request("short", [1, 2], SamplingParams(max_tokens=5))
+    engine.add_request("long", [1] * 12, greedy(max_tokens=8))
+    engine.add_request("short", [1, 2], greedy(max_tokens=5))
     outputs = run_to_end(engine)
     assert outputs["long"].metrics.num_draft_tokens == 0
     assert outputs["short"].metrics.num_draft_tokens == 4
@@ -64,25 +65,25 @@ def test_a_row_past_the_draft_model_s_window_is_not_drafted_and_the_others_are()
 def test_a_long_prompt_is_prefilled_once_and_alone():
     drafter = drafter_of(hashed_script)
     engine = make_engine(hashed_script, drafter)
-    engine.add_request("a", [1] * 40, SamplingParams(max_tokens=12, ignore_eos=True))
+    engine.add_request("a", [1] * 40, greedy(max_tokens=12, ignore_eos=True))
     run_to_end(engine)
     assert drafter.runner.num_prefilled == 39
 
 
 def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
-    drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), VOCAB - 1)
+    drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), VOCAB - 1, VOCAB, draw_coupled)
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=1)
-    engine.add_request("a", [1], SamplingParams(max_tokens=4))
+    engine.add_request("a", [1], greedy(max_tokens=4))
     assert run_to_end(engine)["a"].outputs[0].token_ids == [5, 5, 5, 5]
-    draft = drafter.propose({0: engine.make_sequence("b", [1])}, [1])
+    draft = drafter.propose({0: engine.intake.make_sequence("b", [1], greedy())}, [1])
     assert draft.token_ids.max() < VOCAB - 1
 
 
 def test_a_row_with_a_token_that_the_draft_model_does_not_know_is_not_drafted():
-    drafter = DraftModelDrafter(ScriptedRunner(lambda context: 5, 2, 64), VOCAB - 1)
+    drafter = DraftModelDrafter(ScriptedRunner(lambda context: 5, 2, 64), VOCAB - 1, VOCAB, draw_coupled)
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=2)
-    engine.add_request("unknown", [1, VOCAB - 1, 2], SamplingParams(max_tokens=6))
-    engine.add_request("known", [1, 2], SamplingParams(max_tokens=6))
+    engine.add_request("unknown", [1, VOCAB - 1, 2], greedy(max_tokens=6))
+    engine.add_request("known", [1, 2], greedy(max_tokens=6))
     outputs = run_to_end(engine)
     assert outputs["unknown"].metrics.num_draft_tokens == 0
     assert outputs["known"].metrics.num_draft_tokens > 0

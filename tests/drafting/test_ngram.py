@@ -1,9 +1,10 @@
 import torch
+from greedy import greedy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from batchspec.drafting.ngram import NgramDrafter, NgramIndex
-from batchspec.request import SamplingParams, Sequence
+from batchspec.request import Sequence
 
 texts = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
@@ -36,7 +37,7 @@ def test_an_index_that_grew_with_its_text_equals_a_new_one(tokens, additions):
 
 
 def sequence(*tokens):
-    return Sequence("r", SamplingParams(), list(tokens), len(tokens), 100)
+    return Sequence("r", greedy(), list(tokens), len(tokens), 100)
 
 
 def test_rows_draft_at_most_their_limit_and_nothing_without_a_match():

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from greedy import greedy
 from torch import Tensor, nn
 from toy_models import (
     ALTERNATING,
@@ -24,7 +25,7 @@ from toy_models import (
 )
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.models.capability import check_support
 from batchspec.models.slot_cache import SlotCache
 
@@ -197,7 +198,7 @@ def test_window_that_the_code_does_not_apply_is_refused_where_it_would_count():
     model = make_model_of("llama", {"sliding_window": WINDOW})
     assert_refused(model, f"does not apply (max_model_len of at most {WINDOW} avoids it)", WINDOW + 1)
     llm = LLM(model, skip_tokenizer_init=True, max_model_len=WINDOW)
-    output = llm.generate([[3, 1]], SamplingParams(max_tokens=4), use_tqdm=False)[0]
+    output = llm.generate([[3, 1]], greedy(max_tokens=4), use_tqdm=False)[0]
     alone = model.generate(torch.tensor([[3, 1]]), do_sample=False, max_new_tokens=4)
     assert output.outputs[0].token_ids == alone[0, 2:].tolist()
 

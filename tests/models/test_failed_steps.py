@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from greedy import greedy
 from toy_models import MAX_LENGTH, make_model
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.models.reference import generate_alone
 
 PROMPTS = [[5, 6, 7], [8], [9, 1, 2, 3, 4, 5, 6, 7], [2, 3]]
@@ -27,7 +28,7 @@ def test_the_step_after_a_failed_one_goes_on(strategy, failing_call, error, monk
         speculative_config=config,
     )
     for serial, (prompt, budget) in enumerate(zip(PROMPTS, BUDGETS, strict=True)):
-        llm.engine.add_request(str(serial), prompt, SamplingParams(max_tokens=budget))
+        llm.engine.add_request(str(serial), prompt, greedy(max_tokens=budget))
     calls = []
 
     def fail_once(module, arguments):
@@ -56,7 +57,7 @@ def test_a_row_is_aborted_after_a_pass_that_failed_before_the_first_layer(strate
     model = make_model("llama")
     llm = LLM(model, skip_tokenizer_init=True, max_num_seqs=3, max_model_len=MAX_LENGTH, strategy=strategy)
     for serial, prompt in enumerate(prompts):
-        llm.engine.add_request(str(serial), prompt, SamplingParams(max_tokens=6))
+        llm.engine.add_request(str(serial), prompt, greedy(max_tokens=6))
     num_prompts = sum(len(prompt) > 1 for prompt in prompts)
     calls = []
 

@@ -9,6 +9,7 @@ from math import ceil
 
 import pytest
 import torch
+from greedy import greedy
 from toy_models import (
     FAMILIES,
     MAX_LENGTH,
@@ -19,7 +20,7 @@ from toy_models import (
 )
 from transformers import PreTrainedModel
 
-from batchspec import LLM, RequestOutput, SamplingParams
+from batchspec import LLM, RequestOutput
 from batchspec.models.noise import noisy_copy
 
 DRAFT_LENGTH = 4
@@ -117,7 +118,7 @@ def run(family: str, strategy: str, drafter: str, batch_size: int) -> list[Reque
 
 
 def generate(llm: LLM, numbers: list[int]) -> list[RequestOutput]:
-    budgets = [SamplingParams(max_tokens=BUDGETS[number]) for number in numbers]
+    budgets = [greedy(max_tokens=BUDGETS[number]) for number in numbers]
     return llm.generate([PROMPTS[number] for number in numbers], budgets, use_tqdm=False)
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from greedy import greedy
 from toy_models import MAX_LENGTH, PADDED_FAMILIES, make_model, make_model_of
 
-from batchspec import LLM, SamplingParams
+from batchspec import LLM
 from batchspec.layout.packed import pack
 from batchspec.models.noise import noisy_copy
 from batchspec.models.padded_runner import PoolRunner, RealigningRunner
@@ -93,7 +94,7 @@ def test_a_row_near_the_end_of_the_context_may_share_a_step_with_drafts(family, 
             strategy=strategy,
             speculative_config=drafting,
         )
-        outputs = llm.generate(prompts, [SamplingParams(max_tokens=n) for n in budgets], use_tqdm=False)
+        outputs = llm.generate(prompts, [greedy(max_tokens=n) for n in budgets], use_tqdm=False)
         for prompt, budget, output in zip(prompts, budgets, outputs, strict=True):
             assert output.outputs[0].token_ids == generate_alone(model, prompt, budget, [])
 

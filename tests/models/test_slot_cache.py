@@ -96,7 +96,7 @@ def test_move_row_copies_the_tokens_of_all_layers():
     step = pack([0, 0, 0], [1, 1, 3])
     for layer in (0, 1):
         write(cache, step, [10, 20, 30, 31, 32], layer)
-    cache.move_row(2, 0, length=3)
+    cache.copy_row(2, 0, length=3)
     for layer in (0, 1):
         assert cache.keys[layer][:, 0, :3, 0].tolist() == [[30, 31, 32], [20, 0, 0], [30, 31, 32]]
         assert cache.values[layer][0, 0, :3, 0].tolist() == [-30, -31, -32]
@@ -165,5 +165,5 @@ def test_rows_hold_what_was_committed_whatever_happened(history: tuple[int, list
             source, to = numbers
             if source == to:
                 continue
-            cache.move_row(source, to, len(rows[source]))
+            cache.copy_row(source, to, len(rows[source]))
             rows[to] = list(rows[source])

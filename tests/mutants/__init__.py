@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from batchspec import engine
+from batchspec.decoding import judge
 from batchspec.decoding import round as round_
 from batchspec.layout import padded
 from batchspec.models import padded_cache, padded_runner
-from batchspec.sampling.verification import Verdict, verify_greedy
+from batchspec.sampling import method
+from batchspec.sampling.verification import Verdict, verify_equal
 
 END = 0
 """The end token, the padding token, and what stands behind a short draft: one and the same, as in many models."""
@@ -82,32 +84,33 @@ def rejected_kv_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def last_logit_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is accepted in full gives its K tokens and no bonus token."""
-    gained = round_._gained
+    gained = judge._gained
 
     def without_bonus(draft, verdict):
         rows = zip(gained(draft, verdict), draft.num_tokens, strict=True)
         return [tokens[:-1] if 0 < num == len(tokens) - 1 else tokens for tokens, num in rows]
 
-    monkeypatch.setattr(round_, "_gained", without_bonus)
+    monkeypatch.setattr(judge, "_gained", without_bonus)
 
 
 def bonus_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bonus token is taken from the row below."""
 
-    def verify(logits, draft_token_ids, num_draft_tokens):
-        verdict = verify_greedy(logits, draft_token_ids, num_draft_tokens)
+    def verify(said, draft_token_ids, num_draft_tokens):
+        verdict = verify_equal(said, draft_token_ids, num_draft_tokens)
         is_full = (verdict.num_accepted == num_draft_tokens) & (num_draft_tokens > 0)
         return Verdict(verdict.num_accepted, torch.where(is_full, verdict.next_token.roll(-1), verdict.next_token))
 
-    monkeypatch.setattr(round_, "verify_greedy", verify)
+    monkeypatch.setattr(method, "verify_equal", verify)
 
 
 def end_looked_for_in_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is over when its block of tokens holds an end token, be it behind the tokens that it gained."""
     commit = round_.commit
 
-    def commit_block(sequence, tokens, num_draft_tokens):
-        commit(sequence, tokens, num_draft_tokens)
+    def commit_block(sequence, gain, num_draft_tokens):
+        commit(sequence, gain, num_draft_tokens)
+        tokens = gain.token_ids
         block = tokens + [END] * (1 + num_draft_tokens - len(tokens))
         if not sequence.is_finished and not sequence.eos_token_ids.isdisjoint(block):
             sequence.finish_reason = "stop"

@@ -15,7 +15,8 @@ from typing import Any
 from batchspec.config import PoolConfig, SpeculativeConfig
 from batchspec.llm import LLM
 from batchspec.models.reference import generate_alone
-from batchspec.request import RequestOutput, SamplingParams
+from batchspec.outputs import RequestOutput
+from batchspec.sampling_params import SamplingParams
 
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "none": {"strategy": "packed", "speculative_config": None},
@@ -28,7 +29,7 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 """What is compared, as settings of `LLM`. EQSPEC as in the paper decodes fixed batches. EXSPEC adds refilling of
 finished rows and grouping: `eqspec-refilled` has the first alone, `exspec-fixed` the second alone."""
 
-STAGES = ("draft", "verify", "append", "realign", "grouping", "rest")
+STAGES = ("draft", "verify", "sample", "append", "realign", "grouping", "rest")
 """Of a round. A padded batch's keys and values are copied in every forward pass of the target and of the draft
 model: `append` joins old and new ones as they lie, `realign` moves rows to another padding (EQSPEC between two
 passes, EXSPEC in the same copy). Packed rows do without both."""
@@ -93,7 +94,7 @@ class Run:
     @property
     def milliseconds_per_verification(self) -> float:
         """Of the target's forward pass and the comparison, moving keys and values included."""
-        paths = ("verify", "verify/append", "verify/realign")
+        paths = ("verify", "verify/append", "verify/realign", "sample")
         return 1000 * sum(self.stage_seconds.get(path, 0.0) for path in paths) / self.num_steps
 
     @property
@@ -118,7 +119,7 @@ def answer_alone(llm: LLM, prompts: list[list[int]], max_tokens: int, done: Call
     references = []
     for prompt in prompts:
         budget = min(max_tokens, llm.engine.config.max_model_len - len(prompt))
-        references.append(generate_alone(llm.model, prompt, budget, llm.engine.eos_token_ids))
+        references.append(generate_alone(llm.model, prompt, budget, llm.engine.intake.eos_token_ids))
         done()
     return references
 
@@ -160,7 +161,7 @@ def make_llm(
 
 
 def _generate(llm: LLM, workload: Workload) -> list[RequestOutput]:
-    params = SamplingParams(max_tokens=workload.max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=workload.max_tokens)
     if workload.by_length:
         return llm.generate(workload.prompts, params, use_tqdm=False)
     stream = llm.stream(workload.prompts, params)  # which takes the prompts in their order

@@ -88,7 +88,7 @@ def tables(runs: Iterable[Run]) -> list[Table]:
             sizes,
             {
                 "draft": lambda runs, arms: f"{median_share(runs, 'draft'):.1%}",
-                "verify": lambda runs, arms: f"{median_share(runs, 'verify'):.1%}",
+                "verify": lambda runs, arms: f"{median_share(runs, 'verify', 'sample'):.1%}",
                 "append": lambda runs, arms: f"{median_share(runs, 'append'):.1%}",
                 "realign": lambda runs, arms: f"{median_share(runs, 'realign'):.1%}",
                 "overhead": lambda runs, arms: f"{median_share(runs, *OVERHEAD):.1%}",

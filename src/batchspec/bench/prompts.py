@@ -11,7 +11,7 @@ from typing import Any
 
 from batchspec.llm import LLM
 from batchspec.records import Record, read_records
-from batchspec.request import SamplingParams
+from batchspec.sampling_params import SamplingParams
 
 MOST = 32
 """Prompts that are taken if no number is given."""

@@ -18,7 +18,8 @@ from rich.text import Text
 from batchspec.cli import options
 from batchspec.cli.demo_prompts import choose_prompts
 from batchspec.cli.options import load_llm, notes, speculative_config
-from batchspec.request import RequestOutput, SamplingParams
+from batchspec.outputs import RequestOutput
+from batchspec.sampling_params import SamplingParams
 from batchspec.stats import DecodingStats
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def demo(
         prompt_lookup_max,
         prompt_lookup_min,
     )
-    params = SamplingParams(max_tokens=max_tokens)
+    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     speculative = load_llm(
         model, speculative_config=drafting, dtype=dtype, device=device, max_num_seqs=len(prompts)
     )
@@ -94,7 +95,7 @@ def demo(
         speculative,
         alone,
     ):  # the first steps of a process are slow, and would be charged to one of the two
-        list(llm.stream(["warm up"] * len(prompts), SamplingParams(max_tokens=4)))
+        list(llm.stream(["warm up"] * len(prompts), SamplingParams(temperature=0.0, max_tokens=4)))
     with_drafts = run_all(speculative, prompts, params, console if console.is_terminal else None)
     show_answers(console, speculative, prompts, with_drafts)
     with notes.status("once more without speculation"):

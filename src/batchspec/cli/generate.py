@@ -19,7 +19,7 @@ from batchspec.cli.options import load_llm, notes, speculative_config
 from batchspec.cli.records import RESERVED, ResultWriter, check_output, finished_rows, input_format
 from batchspec.cli.work import Work
 from batchspec.records import read_records
-from batchspec.request import SamplingParams
+from batchspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from batchspec.llm import LLM
@@ -69,6 +69,7 @@ def generate(
     file_format = input_format(input, format)
     check_output(output, resume, overwrite, input)
     params = SamplingParams(
+        temperature=0.0,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=stop,

@@ -10,8 +10,9 @@ from rich.markup import escape
 
 from batchspec.cli.options import notes
 from batchspec.cli.records import RESERVED, ResultWriter
+from batchspec.outputs import RequestOutput
 from batchspec.records import KINDS, Record
-from batchspec.request import RequestOutput, SamplingParams
+from batchspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from batchspec.llm import LLM, PreparedRequest

@@ -1,4 +1,5 @@
-"""One round: draft, pack, forward, verify, commit, roll back. The same for every strategy and every drafter."""
+"""One round: draft, pack, forward, verify, commit, roll back. The same for every strategy, drafter and sampling
+method."""
 
 from __future__ import annotations
 
@@ -7,13 +8,12 @@ from collections.abc import Mapping
 import torch
 
 from batchspec.decoding.commit import commit
-from batchspec.drafting.drafter import Draft, Drafter
+from batchspec.decoding.judge import Judge
+from batchspec.drafting.drafter import Drafter, cut_to_grammar
 from batchspec.layout.packed import pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
 from batchspec.request import Sequence
-from batchspec.sampling.processors import forbid_ends
-from batchspec.sampling.verification import Verdict, verify_greedy
 from batchspec.stats import StageTimer
 
 
@@ -22,6 +22,7 @@ def decode_round(
     batch: Mapping[int, Sequence],
     runner: Runner,
     drafter: Drafter,
+    judge: Judge,
     num_speculative_tokens: int,
     timer: StageTimer,
 ) -> None:
@@ -34,24 +35,15 @@ def decode_round(
     rows = list(batch.values())
     with timer.stage("draft"):
         draft = drafter.propose(batch, [row.draft_limit(num_speculative_tokens) for row in rows])
+        draft = cut_to_grammar(draft, rows)
     num_new = [1 + num_draft_tokens for num_draft_tokens in draft.num_tokens]
     step = pack([row.length for row in rows], num_new, runner.device, rows=list(batch))
     newest = to_device([row.token_ids[-1:] for row in rows], runner.device)
     grid = torch.cat([newest, draft.token_ids], dim=1)  # [rows, 1 + K]
     with timer.stage("verify"):
         logits = runner.forward(step, grid.flatten()[step.grid_index])  # [N, vocabulary]
-        logits = forbid_ends(
-            logits, num_new, [row.num_tokens_before_end for row in rows], [row.end_token_ids for row in rows]
-        )
-        verdict = verify_greedy(logits, draft.token_ids, to_device(draft.num_tokens, runner.device))
-        gained = _gained(draft, verdict)
-    for row, tokens, num_draft_tokens in zip(rows, gained, draft.num_tokens, strict=True):
-        commit(row, tokens, num_draft_tokens)
+    with timer.stage("sample"):
+        gains = judge(logits, rows, draft)
+    for row, gain, num_draft_tokens in zip(rows, gains, draft.num_tokens, strict=True):
+        commit(row, gain, num_draft_tokens)
         row.length = len(row.token_ids) - 1  # roll back: what lies behind is stale, and will be overwritten
-
-
-def _gained(draft: Draft, verdict: Verdict) -> list[list[int]]:
-    """Accepted draft tokens and the next token of each row, on the host: the round's one synchronisation."""
-    columns = [verdict.num_accepted.unsqueeze(1), verdict.next_token.unsqueeze(1), draft.token_ids]
-    table = torch.cat(columns, dim=1).tolist()
-    return [[*drafted[:accepted], following] for accepted, following, *drafted in table]

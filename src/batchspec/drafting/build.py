@@ -14,6 +14,7 @@ from batchspec.models.capability import make_runner
 from batchspec.models.loader import context_length, vocabulary_size
 from batchspec.models.pairing import load_draft_model
 from batchspec.models.runner import Runner
+from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
 
@@ -47,10 +48,10 @@ def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     draft = load_draft_model(config.model, target.runner.model, target.tokenizer)
-    sizes = vocabulary_size(target.runner.model), vocabulary_size(draft)
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
     runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
-    return DraftModelDrafter(runner, min(sizes))
+    draw = SAMPLING_METHODS[config.sampling_method].draw
+    return DraftModelDrafter(runner, vocabulary_size(draft), vocabulary_size(target.runner.model), draw)
 
 
 BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {

@@ -6,19 +6,24 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 
 import torch
+from torch import Tensor
 
 from batchspec.drafting.drafter import Draft
 from batchspec.layout.packed import pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
 from batchspec.request import Sequence
+from batchspec.sampling.lines import column_lines
+from batchspec.sampling.method import Draw
+from batchspec.sampling.processors import process
 
 CATCH_UP = 16
 """Missing tokens up to which a row catches up inside the packed step; more are prefilled for the row alone."""
 
 
 class DraftModelDrafter:
-    """Drafts greedily with a model of its own.
+    """Drafts with a model of its own, which draws as the target does: with the same processors, temperature and
+    filters.
 
     `lengths` is the only state: how many tokens of each row are in the draft model's cache. A round leaves the
     drafts there too; those that were not accepted are forgotten when the next round sets the length back to
@@ -26,9 +31,12 @@ class DraftModelDrafter:
     behind: it simply feeds two tokens in the first step of its next draft.
     """
 
-    def __init__(self, runner: Runner, vocab_size: int) -> None:
+    def __init__(self, runner: Runner, draft_vocab_size: int, target_vocab_size: int, draw: Draw) -> None:
+        """`draw` is the drafter's half of the sampling method."""
         self.runner = runner
-        self.vocab_size = vocab_size
+        self.draft_vocab_size = draft_vocab_size
+        self.target_vocab_size = target_vocab_size
+        self.draw = draw
         self.lengths = [0] * runner.num_rows
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
@@ -37,19 +45,25 @@ class DraftModelDrafter:
         drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
         if max(limits) == 0:
             return Draft(drafts, limits)
-        pending = [self._pending(r, batch[r]) if limit else [] for r, limit in zip(rows, limits, strict=True)]
+        pending = [self._pending(row, batch) if limit else [] for row, limit in zip(rows, limits, strict=True)]
         num_new = [len(tokens) for tokens in pending]
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
+        probs: list[Tensor] = []
         for column in range(max(limits)):
             step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
             logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
-            drafting = self._drafting(limits, column)
-            drafts[drafting, column] = logits[:, : self.vocab_size].argmax(dim=-1)
+            drafting = [place for place, limit in enumerate(limits) if limit > column]
+            lines = column_lines(list(batch.values()), drafts, drafting, column)
+            tokens, drawn_from = self.draw(process(self._fitted(logits), lines), lines)
+            drafts[lines.row_index, column] = tokens
+            if drawn_from is not None:
+                all_rows = drawn_from.new_zeros(len(rows), self.target_vocab_size)
+                probs.append(all_rows.index_copy_(0, lines.row_index, drawn_from))
             for row, new in zip(rows, num_new, strict=True):
                 self.lengths[row] += new
             num_new = [int(limit > column + 1) for limit in limits]
-            inputs = drafts[self._drafting(limits, column + 1), column]
-        return Draft(drafts, limits)
+            inputs = drafts[to_device(num_new, drafts.device).bool(), column]
+        return Draft(drafts, limits, torch.stack(probs, dim=1) if probs else None)
 
     def release_row(self, row: int, last: int) -> None:
         self.runner.release_row(row, last, self.lengths[last])
@@ -60,18 +74,34 @@ class DraftModelDrafter:
         """A row is drafted only as far as the draft model's own context window goes, and not at all once it holds
         a token that the draft model has no embedding for."""
         missing = sequence.token_ids[min(self.lengths[row], len(sequence.token_ids) - 1) :]
-        if max(missing) >= self.vocab_size:
+        if max(missing) >= self.draft_vocab_size:
             return 0
         return max(0, min(limit, self.runner.max_length - len(sequence.token_ids)))
 
-    def _pending(self, row: int, sequence: Sequence) -> list[int]:
+    def _pending(self, row: int, batch: Mapping[int, Sequence]) -> list[int]:
         """Roll the row back to its committed tokens; give those that its next step has to compute."""
+        sequence = batch[row]
         self.lengths[row] = min(self.lengths[row], len(sequence.token_ids) - 1)
         missing = sequence.token_ids[self.lengths[row] :]
         if len(missing) > CATCH_UP:
-            self.runner.prefill(row, missing[:-1], self.lengths[row])
-            self.lengths[row] += len(missing) - 1
+            self._copy_prompt(row, batch)
+            missing = sequence.token_ids[self.lengths[row] : -1]
+            if missing:
+                self.runner.prefill(row, missing, self.lengths[row])
+                self.lengths[row] += len(missing)
         return sequence.token_ids[self.lengths[row] :]
 
-    def _drafting(self, limits: list[int], column: int) -> torch.Tensor:  # places in the batch
-        return to_device([place for place, limit in enumerate(limits) if limit > column], self.runner.device)
+    def _copy_prompt(self, row: int, batch: Mapping[int, Sequence]) -> None:
+        """Take the prompt from another candidate of the request, if one has computed it (`n` above 1)."""
+        shared = batch[row].num_prompt_tokens - 1
+        for other, sequence in batch.items():
+            if sequence.siblings is batch[row].siblings and self.lengths[row] < shared <= self.lengths[other]:
+                self.runner.copy_row(other, row, shared)
+                self.lengths[row] = shared
+
+    def _fitted(self, logits: Tensor) -> Tensor:  # [rows, draft's vocabulary]; [rows, target's vocabulary]
+        """Ids that only one of the two models has are padding of its vocabulary, and never drafted."""
+        missing = max(0, self.target_vocab_size - self.draft_vocab_size)
+        return torch.nn.functional.pad(
+            logits[:, : min(self.draft_vocab_size, self.target_vocab_size)], (0, missing), value=-torch.inf
+        )

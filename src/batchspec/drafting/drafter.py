@@ -20,6 +20,9 @@ class Draft:
 
     token_ids: Tensor  # [rows, K] int64 on the target's device, K the longest draft; 0 behind a row's draft
     num_tokens: list[int]  # [rows], each 0 ... K
+    probs: Tensor | None = None
+    """`[rows, K, vocabulary]`: the distributions that the tokens were drawn from, for sampling method `rejection`;
+    None if there are none, since each was certain (or nobody asks)."""
 
     @classmethod
     def from_lists(cls, drafts: list[list[int]], device: torch.device) -> Draft:
@@ -32,6 +35,23 @@ class Draft:
         longest = max(num_tokens, default=0)
         padded = [draft + [0] * (longest - len(draft)) for draft in drafts]
         return cls(to_device(padded, device).view(len(drafts), longest), num_tokens)
+
+
+def cut_to_grammar(draft: Draft, rows: list[Sequence]) -> Draft:
+    """Cut drafts where they break the form that a request's output has to follow (`structured_outputs`).
+
+    A token that was drawn by chance stays if it is the first that breaks the form: the rejection rule is exact
+    only if such a token is seen and rejected.
+    """
+    if all(sequence.grammar is None for sequence in rows):
+        return draft
+    num_tokens = list(draft.num_tokens)
+    for row, (sequence, drafted) in enumerate(zip(rows, draft.token_ids.tolist(), strict=True)):
+        if sequence.grammar is not None:
+            own = drafted[: num_tokens[row]]
+            valid = sequence.grammar.num_valid(sequence.output_token_ids, own)
+            num_tokens[row] = min(len(own), valid + (draft.probs is not None))
+    return Draft(draft.token_ids, num_tokens, draft.probs)
 
 
 class Drafter(Protocol):

@@ -15,7 +15,14 @@ from batchspec.layout.padded import lay_out
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import own_attention
 from batchspec.models.padded_cache import PoolCache, RealignedBatch
-from batchspec.models.runner import PackedRunner, cache_argument, check_eval_mode, prompt_chunks
+from batchspec.models.runner import (
+    PackedRunner,
+    ReadLogits,
+    cache_argument,
+    check_eval_mode,
+    prompt_chunks,
+    what_to_keep,
+)
 from batchspec.stats import StageTimer
 
 
@@ -109,13 +116,18 @@ class RealigningRunner:
         return logits
 
     @torch.inference_mode()
-    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
+    def prefill(self, row: int, token_ids: list[int], start: int = 0, read: ReadLogits | None = None) -> None:
         cache = self.batch.take_row(row, start)
-        nothing = torch.empty(0, dtype=torch.long, device=self.device)
         for offset, chunk in prompt_chunks(token_ids):
             step = pack([start + offset], [len(chunk)], self.device)
-            self._call(step, to_device(chunk, self.device), cache, keep=nothing)
+            logits = self._call(step, to_device(chunk, self.device), cache, what_to_keep(read, self.device))
+            if read is not None:
+                read(logits)
         self.batch.put_row(row, cache)
+
+    @torch.inference_mode()
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        self.batch.put_row(target, self.batch.take_row(source, length))
 
     def release_row(self, row: int, last: int, last_length: int) -> None:
         self.batch.release_row(row, last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -17,6 +18,10 @@ from batchspec.models.slot_cache import SlotCache
 PREFILL_CHUNK = 512
 """Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
 length."""
+
+
+ReadLogits = Callable[[Tensor], None]
+"""Is shown logits `[tokens, vocabulary]`."""
 
 
 class Runner(Protocol):
@@ -37,8 +42,13 @@ class Runner(Protocol):
         """Compute the step's tokens and cache their keys and values; gives the logits at `keep`, or all."""
         ...
 
-    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
-        """Compute `token_ids`, which follow the first `start` tokens of `row`: one row alone, no logits."""
+    def prefill(self, row: int, token_ids: list[int], start: int = 0, read: ReadLogits | None = None) -> None:
+        """Compute `token_ids`, which follow the first `start` tokens of `row`: one row alone. Their logits are
+        shown to `read`, chunk by chunk; without it none are computed."""
+        ...
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Let row `target` hold the first `length` tokens of row `source`, and nothing else."""
         ...
 
     def release_row(self, row: int, last: int, last_length: int) -> None:
@@ -76,16 +86,21 @@ class PackedRunner:
             )
         return output.logits[0]
 
-    def prefill(self, row: int, token_ids: list[int], start: int = 0) -> None:
-        nothing = torch.empty(0, dtype=torch.long, device=self.device)
+    def prefill(self, row: int, token_ids: list[int], start: int = 0, read: ReadLogits | None = None) -> None:
         for offset, chunk in prompt_chunks(token_ids):
             step = pack([start + offset], [len(chunk)], self.device, rows=[row])
-            self.forward(step, to_device(chunk, self.device), keep=nothing)
+            logits = self.forward(step, to_device(chunk, self.device), keep=what_to_keep(read, self.device))
+            if read is not None:
+                read(logits)
+
+    @torch.inference_mode()
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        self.cache.copy_row(source, target, length)
 
     @torch.inference_mode()
     def release_row(self, row: int, last: int, last_length: int) -> None:
         if row != last:
-            self.cache.move_row(last, row, last_length)
+            self.cache.copy_row(last, row, last_length)
         self.cache.clear_row(last)
 
 
@@ -93,6 +108,11 @@ def prompt_chunks(token_ids: list[int]) -> list[tuple[int, list[int]]]:
     """Offsets and tokens of a prompt's chunks."""
     offsets = range(0, len(token_ids), PREFILL_CHUNK)
     return [(offset, token_ids[offset : offset + PREFILL_CHUNK]) for offset in offsets]
+
+
+def what_to_keep(read: ReadLogits | None, device: torch.device) -> Tensor | None:
+    """The places whose logits a prompt has to give: all if somebody reads them, else none."""
+    return torch.empty(0, dtype=torch.long, device=device) if read is None else None
 
 
 def check_eval_mode(model: PreTrainedModel) -> None:

@@ -45,7 +45,7 @@ class SlotCache(Cache):
         for store in (self.keys, self.values):
             for layer, old in store.items():
                 if old.shape[0] < step.end_row or old.shape[2] < self._slots_to_read(step):
-                    store[layer] = self._grown(old, step)
+                    store[layer] = self._grown(old, step.end_row, self._slot_capacity(step))
 
     def update(
         self,
@@ -66,13 +66,16 @@ class SlotCache(Cache):
         self._write(self.values[layer_idx], value_states, self.step)
         return self._read(self.keys[layer_idx], self.step), self._read(self.values[layer_idx], self.step)
 
-    def move_row(self, source: int, target: int, length: int) -> None:
+    def copy_row(self, source: int, target: int, length: int) -> None:
         """Let row `target` hold the first `length` slots of another row, and nothing else."""
         self.clear_row(target)
         for store in (self.keys, self.values):
-            for tensor in store.values():
-                if max(source, target) < tensor.shape[0]:
-                    tensor[target, :, :length] = tensor[source, :, :length]
+            for layer, tensor in store.items():
+                if source >= tensor.shape[0]:  # no step has needed it yet
+                    continue
+                if target >= tensor.shape[0]:
+                    tensor = store[layer] = self._grown(tensor, target + 1, 0)
+                tensor[target, :, :length] = tensor[source, :, :length]
 
     def clear_row(self, row: int) -> None:
         """Forget all of a row, so that nothing of its request can reach the next one."""
@@ -106,10 +109,9 @@ class SlotCache(Cache):
         _, heads, _, head_size = states.shape
         return states.new_zeros(self._row_capacity(step.end_row), heads, self._slot_capacity(step), head_size)
 
-    def _grown(self, old: Tensor, step: PackedStep) -> Tensor:
+    def _grown(self, old: Tensor, num_rows: int, num_slots: int) -> Tensor:
         rows, heads, slots, head_size = old.shape
-        num_rows, num_slots = self._row_capacity(step.end_row), self._slot_capacity(step)
-        new = old.new_zeros(max(rows, num_rows), heads, max(slots, num_slots), head_size)
+        new = old.new_zeros(max(rows, self._row_capacity(num_rows)), heads, max(slots, num_slots), head_size)
         new[:rows, :, :slots] = old
         return new
 

@@ -3,6 +3,10 @@
 Words: a row's *draft tokens* were guessed; those up to the first wrong guess are *accepted*. The *next token* is
 the target's own: the *recovered* token in place of a wrong guess, or the *bonus* token after a draft that was
 accepted in full. So a row with K draft tokens gains 1 to K + 1 tokens.
+
+Lines of the target stand row by row: row `i` has `num_draft_tokens[i] + 1`, the first of which answers its newest
+committed token and each further one the draft token before it. N is the sum over the rows. What stands behind a
+row's draft is ignored.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from batchspec.sampling.noise import gumbel_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,31 +27,89 @@ class Verdict:
     next_token: Tensor  # [rows] int64
 
 
-def verify_greedy(
-    target_logits: Tensor,  # [N, vocabulary]
-    draft_token_ids: Tensor,  # [rows, K] int64, what stands behind a row's draft is ignored
+def verify_equal(
+    said: Tensor,  # [N] int64: the target's token at each line
+    draft_token_ids: Tensor,  # [rows, K] int64
     num_draft_tokens: Tensor,  # [rows] int64, each 0 ... K
 ) -> Verdict:
-    """Accept the draft tokens that equal the target's argmax, from the first on, until one does not.
-
-    `target_logits` stand row by row: row `i` has `num_draft_tokens[i] + 1` lines, the first of which answers its
-    newest committed token and each further one the draft token before it. N is the sum over the rows.
+    """Accept the draft tokens that equal the target's, from the first on, until one does not.
 
     Example: row 0 drafts 7 8 and the target says 7 9 4, so 7 is accepted and 9 recovered. Row 1 drafts nothing
     and the target says 5. Row 2 drafts 3 and the target says 3 6: accepted in full, 6 is the bonus token.
 
-    >>> said = torch.tensor([7, 9, 4, 5, 3, 6])
-    >>> logits = torch.nn.functional.one_hot(said, 10).float()
     >>> draft = torch.tensor([[7, 8], [0, 0], [3, 0]])
-    >>> verdict = verify_greedy(logits, draft, torch.tensor([2, 0, 1]))
+    >>> verdict = verify_equal(torch.tensor([7, 9, 4, 5, 3, 6]), draft, torch.tensor([2, 0, 1]))
     >>> verdict.num_accepted.tolist(), verdict.next_token.tolist()
     ([1, 0, 1], [9, 5, 6])
     """
-    said = target_logits.argmax(dim=-1)  # [N]
-    num_lines = num_draft_tokens + 1
-    first_line = num_lines.cumsum(0) - num_lines  # [rows]
-    columns = torch.arange(draft_token_ids.shape[1], device=said.device)
-    lines = (first_line.unsqueeze(1) + columns).clamp_(max=said.shape[0] - 1)
-    agrees = (said[lines] == draft_token_ids) & (columns < num_draft_tokens.unsqueeze(1))  # [rows, K]
-    num_accepted = agrees.cumprod(dim=1).sum(dim=1)
+    first_line, lines, is_draft = _layout(draft_token_ids, num_draft_tokens)
+    num_accepted = _leading((said[lines] == draft_token_ids) & is_draft)
     return Verdict(num_accepted, said[first_line + num_accepted])
+
+
+def verify_by_rejection(
+    target_probs: Tensor,  # [N, vocabulary], p
+    draft_token_ids: Tensor,  # [rows, K] int64
+    num_draft_tokens: Tensor,  # [rows] int64, each 0 ... K
+    draft_probs: Tensor | None,  # [rows, K, vocabulary], q; None: each draft token was certain (a point mass)
+    accept_noise: Tensor,  # [N], uniform
+    token_keys: Tensor,  # [N] int64, of the noise that draws the next token
+) -> Verdict:
+    """Accept a draft token with probability min(1, p / q); recover a rejected one from max(0, p - q), normalised.
+
+    So the token has distribution p, whatever q is (Leviathan et al. 2023, appendix A.1; Chen et al. 2023).
+    """
+    first_line, lines, is_draft = _layout(draft_token_ids, num_draft_tokens)
+    p = target_probs[lines, draft_token_ids]  # [rows, K]
+    q = (
+        torch.ones_like(p)
+        if draft_probs is None
+        else draft_probs.gather(2, draft_token_ids.unsqueeze(2)).squeeze(2)
+    )
+    num_accepted = _leading((accept_noise[lines] * q < p) & is_draft)
+    line = first_line + num_accepted
+    wanted = target_probs[line]  # [rows, vocabulary]
+    if draft_token_ids.shape[1]:
+        rejected = _rejected_probs(draft_token_ids, draft_probs, num_accepted, wanted)
+        recovered = residual(wanted, rejected)
+        wanted = torch.where((num_accepted < num_draft_tokens).unsqueeze(1), recovered, wanted)
+    scores = wanted.log() + gumbel_table(token_keys[line], wanted.shape[1])
+    return Verdict(num_accepted, scores.argmax(dim=-1))
+
+
+def residual(p: Tensor, q: Tensor) -> Tensor:  # [rows, vocabulary] three times
+    """max(0, p - q), not normalised, which a draw does not need; p itself where nothing is left.
+
+    Nothing is left if q is p: then no draft token is rejected, but by rounding.
+
+    >>> p = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]])
+    >>> residual(p, torch.tensor([[0.25, 0.5, 0.25], [0.5, 0.5, 0.0]])).tolist()
+    [[0.25, 0.0, 0.0], [0.5, 0.5, 0.0]]
+    """
+    left = (p - q).clamp_(min=0)
+    return torch.where((left > 0).any(dim=1, keepdim=True), left, p)
+
+
+def _rejected_probs(
+    draft_token_ids: Tensor, draft_probs: Tensor | None, num_accepted: Tensor, like: Tensor
+) -> Tensor:  # [rows, vocabulary]
+    """q at each row's first token that was not accepted."""
+    column = num_accepted.clamp(max=draft_token_ids.shape[1] - 1)
+    if draft_probs is not None:
+        return draft_probs[torch.arange(column.shape[0], device=column.device), column].to(like)
+    token = draft_token_ids.gather(1, column.unsqueeze(1))
+    return torch.zeros_like(like).scatter_(1, token, 1.0)
+
+
+def _layout(draft_token_ids: Tensor, num_draft_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each row's first line `[rows]`; the line that judges each draft token, and whether it is one `[rows, K]`."""
+    num_lines = num_draft_tokens + 1
+    first_line = num_lines.cumsum(0) - num_lines
+    columns = torch.arange(draft_token_ids.shape[1], device=draft_token_ids.device)
+    is_draft = columns < num_draft_tokens.unsqueeze(1)
+    return first_line, (first_line.unsqueeze(1) + columns).where(is_draft, 0), is_draft
+
+
+def _leading(is_good: Tensor) -> Tensor:  # [rows, K] bool; [rows] int64
+    """How many are good before the first that is not."""
+    return is_good.cumprod(dim=1).sum(dim=1)
