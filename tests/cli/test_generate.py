@@ -70,6 +70,39 @@ def test_drafting_changes_nothing_but_the_metrics(tmp_path, model, prompts, draf
     assert no_drafts == 0 < drafts
 
 
+def test_drawn_answers_depend_on_line_and_seed_only(tmp_path, model, prompts):
+    """Not on the drafter, the batch size, a restart, or who asks for the same line again."""
+    common = ["-i", prompts, "--model", model, "--max-tokens", 16, "--temperature", 1.2, "--top-p", 0.9]
+    plain, other, resumed, reseeded = (tmp_path / f"{name}.jsonl" for name in ("a", "b", "c", "d"))
+    assert run(*common, "-o", plain) == 0
+    assert run(*common, "-o", other, "--method", "ngram", "--max-num-seqs", 2) == 0
+    resumed.write_text("".join(line + "\n" for line in plain.read_text().splitlines()[3:5]))
+    assert run(*common, "-o", resumed, "--resume", "--draft-model", model, "--max-num-seqs", 3) == 0
+    assert run(*common, "-o", reseeded, "--seed", 1) == 0
+    texts = [
+        [row["output"]["token_ids"] for row in sorted(rows_of(path), key=lambda row: row["index"])]
+        for path in (plain, other, resumed, reseeded)
+    ]
+    assert texts[0] == texts[1] == texts[2] != texts[3]
+    assert len({tuple(text) for text in texts[0]}) == 7
+
+
+def test_several_answers_are_a_list_with_log_probabilities_if_asked_for(tmp_path, model, capsys):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_text('{"prompt": "a b"}\n{"turns": ["x", "y"]}\n')
+    sampling = ["-n", 3, "--temperature", 1, "--logprobs", 2]
+    assert run("-i", path, "-o", out, "--model", model, "--max-tokens", 5, *sampling) == 1
+    assert "line 2: turns need -n 1" in capsys.readouterr().err
+    answers = rows_of(out)[0]["outputs"]
+    assert len(answers) == 3
+    assert len({tuple(answer["token_ids"]) for answer in answers}) == 3
+    for answer in answers:
+        first = [entry[0] for entry in answer["logprobs"]]
+        assert [one["token_id"] for one in first] == answer["token_ids"]
+        assert answer["cumulative_logprob"] == pytest.approx(sum(one["logprob"] for one in first))
+        assert all(2 <= len(entry) <= 3 for entry in answer["logprobs"])
+
+
 def test_turns_are_answered_one_after_the_other(tmp_path, model):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     turns = ["hello", "and then?", "why?"]

@@ -25,7 +25,7 @@ COLOURS = {
     "exspec-fixed": "#56b4e9",
     "exspec": "#009e73",
 }
-STAGE_COLOURS = ("#56b4e9", "#0072b2", "#cc79a7", "#d55e00", "#f0e442", "#8c8c8c")
+STAGE_COLOURS = ("#56b4e9", "#0072b2", "#009e73", "#cc79a7", "#d55e00", "#f0e442", "#8c8c8c")
 
 
 def groups(runs: Iterable[Run]) -> dict[int, dict[str, list[Run]]]:

@@ -66,6 +66,9 @@ def demo(
     prompt_lookup_max: options.LookupMax = 3,
     prompt_lookup_min: options.LookupMin = 2,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
+    temperature: Annotated[
+        float, typer.Option(help="Above 0: draw tokens; the two runs must agree all the same.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Which of the built-in prompts; 0 are the first of each kind.")] = 0,
     dtype: options.Dtype = "float32",
     device: options.Device = "auto",
@@ -84,7 +87,7 @@ def demo(
         prompt_lookup_max,
         prompt_lookup_min,
     )
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     speculative = load_llm(
         model, speculative_config=drafting, dtype=dtype, device=device, max_num_seqs=len(prompts)
     )

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,6 +23,8 @@ from batchspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from batchspec.llm import LLM
+
+SAMPLING: dict[str, Any] = {"rich_help_panel": "Sampling"}
 
 
 def generate(
@@ -41,6 +43,54 @@ def generate(
         list[int] | None, typer.Option(help="Token id that ends an answer; may be repeated.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
+    temperature: Annotated[
+        float, typer.Option(help="0: the most probable token; above: draw, the flatter the higher.", **SAMPLING)
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Draw among the most probable tokens that hold this much together.", **SAMPLING)
+    ] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Draw among so many most probable tokens; 0: among all.", **SAMPLING)
+    ] = 0,
+    min_p: Annotated[
+        float, typer.Option(help="Draw among tokens of at least this share of the best one's.", **SAMPLING)
+    ] = 0.0,
+    n: Annotated[
+        int, typer.Option("-n", help="Answers to each line, as a list [bold]outputs[/bold].", **SAMPLING)
+    ] = 1,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Another seed, other draws. A line's draws depend on seed and line alone: not on the batch size, "
+            "the drafter, or a restart.",
+            **SAMPLING,
+        ),
+    ] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: prefer tokens that prompt and answer do not hold.", **SAMPLING)
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from tokens that the answer holds.", **SAMPLING)
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Taken once for each time that the answer holds a token.", **SAMPLING)
+    ] = 0.0,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Write each token's log-probability, and those of so many most probable ones.",
+            show_default=False,
+            **SAMPLING,
+        ),
+    ] = None,
+    sampling_method: Annotated[
+        str,
+        typer.Option(
+            help="How sampled drafts are judged: [bold]coupled[/bold] (the tokens are those without drafts) or "
+            "[bold]rejection[/bold] (others of the same distribution).",
+            **SAMPLING,
+        ),
+    ] = "coupled",
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep the answers that --output already holds.")
     ] = False,
@@ -69,7 +119,15 @@ def generate(
     file_format = input_format(input, format)
     check_output(output, resume, overwrite, input)
     params = SamplingParams(
-        temperature=0.0,
+        n=n,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logprobs=logprobs,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=stop,
@@ -77,7 +135,7 @@ def generate(
         ignore_eos=ignore_eos,
     )
     drafting = speculative_config(
-        method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min
+        method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, sampling_method
     )
     work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():
@@ -94,6 +152,7 @@ def generate(
         max_num_seqs=max_num_seqs,
         strategy=strategy,
         max_model_len=max_model_len,
+        seed=seed,
     )
     with ResultWriter(output, append=resume) as writer, stop_on_signal() as signals:
         answer_all(llm, work, writer, signals)

@@ -56,7 +56,12 @@ MaxModelLen = Annotated[
 
 
 def speculative_config(
-    method: str | None, draft_model: str | None, num_speculative_tokens: int, lookup_max: int, lookup_min: int
+    method: str | None,
+    draft_model: str | None,
+    num_speculative_tokens: int,
+    lookup_max: int,
+    lookup_min: int,
+    sampling_method: str = "coupled",
 ) -> dict[str, Any] | None:
     """What the drafting options say together; None for no drafts.
 
@@ -75,6 +80,7 @@ def speculative_config(
         "num_speculative_tokens": num_speculative_tokens,
         "prompt_lookup_max": lookup_max,
         "prompt_lookup_min": lookup_min,
+        "sampling_method": sampling_method,
     }
 
 

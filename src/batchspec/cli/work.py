@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from batchspec.cli.options import notes
 from batchspec.cli.records import RESERVED, ResultWriter
-from batchspec.outputs import RequestOutput
+from batchspec.outputs import CompletionOutput, RequestOutput
 from batchspec.records import KINDS, Record
 from batchspec.sampling_params import SamplingParams
 
@@ -57,7 +57,11 @@ class Work:
             try:
                 if record.error is not None:
                     raise ValueError(record.error)
-                request = llm.prepare(conversation.next_prompt(llm), self.params, str(record.index))
+                if conversation.turns and self.params.n > 1:
+                    raise ValueError("turns need -n 1: each turn follows one answer")
+                request = llm.prepare(
+                    conversation.next_prompt(llm), self.params, str(record.index), conversation.serial
+                )
             except ValueError as error:
                 self.num_failed += 1
                 notes.print(f"[red]line {record.line}:[/red] {escape(str(error))}", soft_wrap=True)
@@ -75,7 +79,7 @@ class Work:
     def finish(self, answer: RequestOutput, writer: ResultWriter) -> None:
         """Write a finished line; a conversation with more turns goes on with the next."""
         conversation = self._running.pop(answer.request_id)
-        if answer.outputs[0].finish_reason == "abort":
+        if any(completion.finish_reason == "abort" for completion in answer.outputs):
             return
         conversation.answers.append(answer)
         if conversation.has_more_turns:
@@ -100,6 +104,11 @@ class Conversation:
     def has_more_turns(self) -> bool:
         return len(self.answers) < len(self.turns)
 
+    @property
+    def serial(self) -> int:
+        """What its noise comes from: the line and the turn, so that it depends on no other line."""
+        return self.record.index + (len(self.answers) << 32)
+
     def next_prompt(self, llm: LLM) -> Any:
         kind = next(kind for kind in KINDS if kind in self.record.fields)
         if kind == "prompt":
@@ -114,23 +123,39 @@ class Conversation:
         return llm.render_chat(messages)
 
     def result(self) -> dict[str, Any]:
-        outputs = [_as_json(answer) for answer in self.answers]
-        return {"outputs": outputs} if self.turns else {"output": outputs[0]}
+        outputs = [output for answer in self.answers for output in _as_json(answer)]
+        return {"outputs": outputs} if self.turns or len(outputs) > 1 else {"output": outputs[0]}
 
 
-def _as_json(answer: RequestOutput) -> dict[str, Any]:
-    completion, metrics = answer.outputs[0], answer.metrics
-    return {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-        "num_prompt_tokens": len(answer.prompt_token_ids),
-        "num_output_tokens": len(completion.token_ids),
-        "metrics": {
-            "num_rounds": metrics.num_rounds,
-            "num_drafts": metrics.num_drafts,
-            "num_draft_tokens": metrics.num_draft_tokens,
-            "num_accepted_tokens": metrics.num_accepted_tokens,
-        },
-    }
+def _as_json(answer: RequestOutput) -> list[dict[str, Any]]:
+    """One for each candidate. The metrics are those of the whole request."""
+    metrics = answer.metrics
+    return [
+        {
+            "text": completion.text,
+            "token_ids": completion.token_ids,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+            "num_prompt_tokens": len(answer.prompt_token_ids),
+            "num_output_tokens": len(completion.token_ids),
+            **_logprobs_as_json(completion),
+            "metrics": {
+                "num_rounds": metrics.num_rounds,
+                "num_drafts": metrics.num_drafts,
+                "num_draft_tokens": metrics.num_draft_tokens,
+                "num_accepted_tokens": metrics.num_accepted_tokens,
+            },
+        }
+        for completion in answer.outputs
+    ]
+
+
+def _logprobs_as_json(completion: CompletionOutput) -> dict[str, Any]:
+    if completion.logprobs is None:
+        return {}
+    places = [
+        [{"token_id": token, "token": one.decoded_token, "logprob": one.logprob, "rank": one.rank}
+         for token, one in entry.items()]
+        for entry in completion.logprobs
+    ]  # fmt: skip
+    return {"cumulative_logprob": completion.cumulative_logprob, "logprobs": places}

@@ -41,17 +41,20 @@ class Judge:
         """`logits` `[N, vocabulary]` may be changed."""
         lines = step_lines(rows, draft.token_ids, draft.num_tokens)
         told = [line for line, params in enumerate(lines.params) if params.logprobs is not None]
-        index = to_device(told, logits.device)
-        logprobs = log_softmax(logits[index]) if told else None  # before the processors change them
+        raw = log_softmax(logits[to_device(told, logits.device)]) if told else None
         logits = process(logits, lines)
         forbid_by_grammar(logits, lines)
+        logprobs = self._logprobs(raw, logits, lines, told)
         verdict = SAMPLING_METHODS[self.sampling_method].verify(logits, lines, draft.num_tokens, draft.probs)
         gained = _gained(draft, verdict)
         if logprobs is None:
             return [Gain(tokens, []) for tokens in gained]
-        if self.logprobs_mode == "processed_logprobs":
-            logprobs = log_softmax(warp(logits, lines)[index])
         return _with_logprobs(gained, lines, told, logprobs)
+
+    def _logprobs(self, raw: Tensor | None, logits: Tensor, lines: Lines, told: list[int]) -> Tensor | None:
+        if raw is None or self.logprobs_mode == "raw_logprobs":
+            return raw
+        return log_softmax(warp(logits.clone(), lines)[to_device(told, logits.device)])
 
 
 def _gained(draft: Draft, verdict: Verdict) -> list[list[int]]:

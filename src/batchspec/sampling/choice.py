@@ -10,41 +10,34 @@ import torch
 from torch import Tensor
 
 from batchspec.layout.transfer import to_device
-from batchspec.sampling.filters import has_filter, keep_probable
+from batchspec.sampling.filters import keep_probable
 from batchspec.sampling.lines import Lines
-from batchspec.sampling.noise import gumbel, gumbel_table, keys
+from batchspec.sampling.noise import draw, keys
 
 
 def choose(logits: Tensor, lines: Lines, stream: int) -> Tensor:  # [N, vocabulary] processed; [N] int64
-    """The token of each line."""
+    """The token of each line. Uses `logits` up."""
     if not lines.sampled:
         return logits.argmax(dim=-1)
-    scores = warp(logits, lines)
-    noise_keys = line_keys(lines, stream)
-    is_cut = [has_filter(params) for params in lines.params]
-    open_lines = [line for line in lines.sampled if not is_cut[line]]
-    if open_lines:
-        index = to_device(open_lines, logits.device)
-        scores[index] += gumbel_table(noise_keys[index], logits.shape[1])
-    if any(is_cut):
-        index = to_device([line for line, cut in enumerate(is_cut) if cut], logits.device)
-        places, tokens = (scores[index] > -torch.inf).nonzero(as_tuple=True)
-        scores[index[places], tokens] += gumbel(noise_keys[index[places]], tokens)
-    return scores.argmax(dim=-1)
+    scores, noise_keys = warp(logits, lines), line_keys(lines, stream)
+    if len(lines.sampled) == len(lines.rows):
+        return draw(scores, noise_keys)
+    tokens, index = logits.argmax(dim=-1), to_device(lines.sampled, logits.device)
+    return tokens.index_copy_(0, index, draw(scores[index], noise_keys[index]))
 
 
-def warp(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice
+def warp(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice, changed in place
     """Logits divided by their temperatures, and -inf for tokens that must not be drawn. Greedy lines are as they
     were."""
     if not lines.sampled:
         return logits
     temperatures = [[1.0 if params.is_greedy else params.temperature] for params in lines.params]
-    scaled = logits / torch.tensor(temperatures).to(logits)
-    return keep_probable(scaled, lines.params)
+    logits /= torch.tensor(temperatures, dtype=logits.dtype).to(logits.device)
+    return keep_probable(logits, lines.params)
 
 
 def probabilities(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice
-    """The distribution of each line's token; all on one token for greedy lines."""
+    """The distribution of each line's token; all on one token for greedy lines. Uses `logits` up."""
     probs = warp(logits, lines).softmax(dim=-1)
     greedy = [line for line, params in enumerate(lines.params) if params.is_greedy]
     if greedy:

@@ -77,7 +77,7 @@ def smallest_kept(
     return smallest, is_told.squeeze(1) | (size == vocab_size)
 
 
-def keep_probable(scaled: Tensor, params: Listed[SamplingParams]) -> Tensor:  # [M, vocabulary] twice
+def keep_probable(scaled: Tensor, params: Listed[SamplingParams]) -> Tensor:  # [M, vocabulary], changed in place
     """-inf for all that may not be drawn. `scaled` are logits divided by the temperature."""
     if not any(map(has_filter, params)):
         return scaled
@@ -91,4 +91,4 @@ def keep_probable(scaled: Tensor, params: Listed[SamplingParams]) -> Tensor:  # 
     if rest.numel():
         values = probs[rest].sort(dim=1, descending=True).values
         smallest[rest], _ = smallest_kept(values, vocab_size, filters[rest])
-    return scaled.masked_fill(probs < smallest, -torch.inf)
+    return scaled.masked_fill_(probs < smallest, -torch.inf)

@@ -16,7 +16,7 @@ from torch import Tensor
 from batchspec.layout.transfer import to_device
 from batchspec.sampling.choice import choose, line_keys, probabilities
 from batchspec.sampling.lines import Lines
-from batchspec.sampling.noise import ACCEPT, DRAFT, TOKEN, uniform
+from batchspec.sampling.noise import ACCEPT, DRAFT, TOKEN, draw, uniform
 from batchspec.sampling.verification import Verdict, verify_by_rejection, verify_equal
 
 Draw = Callable[[Tensor, Lines], tuple[Tensor, Tensor | None]]
@@ -46,7 +46,8 @@ def verify_coupled(
 
 
 def draw_independent(logits: Tensor, lines: Lines) -> tuple[Tensor, Tensor]:
-    return choose(logits, lines, DRAFT), probabilities(logits, lines)
+    probs = probabilities(logits, lines)
+    return draw(probs.log(), line_keys(lines, DRAFT)), probs
 
 
 def verify_rejecting(

@@ -21,6 +21,9 @@ MASK = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15
 FIRST, SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
+FEW = 8
+"""Noise is computed for single tokens if fewer than one in so many are possible."""
+
 BLOCK = 1 << 17
 """Tokens whose noise is computed at once: as many as the processor's cache holds."""
 
@@ -54,6 +57,19 @@ def gumbel_table(keys: Tensor, vocab_size: int) -> Tensor:  # [M] int64; [M, voc
     for start in range(0, keys.shape[0], size):
         table[start : start + size] = gumbel(keys[start : start + size].unsqueeze(1), token_ids)
     return table
+
+
+def draw(scores: Tensor, keys: Tensor) -> Tensor:  # [M, vocabulary], changed in place; [M] int64; [M] int64
+    """A token for each line, from logits or log-probabilities: the largest, noise added.
+
+    Where few tokens are possible at all, only theirs is computed.
+    """
+    lines, tokens = (scores > -torch.inf).nonzero(as_tuple=True)
+    if tokens.numel() * FEW < scores.numel():
+        scores[lines, tokens] += gumbel(keys[lines], tokens)
+    else:
+        scores += gumbel_table(keys, scores.shape[1])
+    return scores.argmax(dim=-1)
 
 
 def uniform(keys: Tensor) -> Tensor:  # [M] int64 to [M] float32

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from batchspec.sampling.noise import gumbel_table
+from batchspec.sampling.noise import draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,7 @@ def verify_by_rejection(
         rejected = _rejected_probs(draft_token_ids, draft_probs, num_accepted, wanted)
         recovered = residual(wanted, rejected)
         wanted = torch.where((num_accepted < num_draft_tokens).unsqueeze(1), recovered, wanted)
-    scores = wanted.log() + gumbel_table(token_keys[line], wanted.shape[1])
-    return Verdict(num_accepted, scores.argmax(dim=-1))
+    return Verdict(num_accepted, draw(wanted.log(), token_keys[line]))
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:  # [rows, vocabulary] three times
