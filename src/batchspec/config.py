@@ -8,6 +8,7 @@ from typing import Any
 
 METHODS = ("draft_model", "ngram")
 STRATEGIES = ("packed", "eqspec", "exspec")
+NUMERICS = ("invariant", "fast")
 GROUPINGS = ("length", "acceptance")
 SAMPLING_METHODS = ("coupled", "rejection")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
@@ -113,6 +114,9 @@ class EngineConfig:
     max_num_seqs: int = 8
     """Rows: sequences that are decoded at the same time."""
     strategy: str = "packed"
+    numerics: str = "invariant"
+    """`invariant`: a request's tokens do not depend on the others in the batch or on speculation, bit for bit, in
+    any dtype. `fast`: up to rounding. The padded strategies are always up to rounding."""
     num_speculative_tokens: int = 0
     """Draft tokens per row and round, at most; 0 without a drafter."""
     refill: bool = True
@@ -132,6 +136,7 @@ class EngineConfig:
         _check_at_least("max_num_seqs", self.max_num_seqs, 1)
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 0)
         _check_one_of("strategy", self.strategy, STRATEGIES)
+        _check_one_of("numerics", self.numerics, NUMERICS)
         _check_one_of("sampling_method", self.sampling_method, SAMPLING_METHODS)
         _check_one_of("logprobs_mode", self.logprobs_mode, LOGPROBS_MODES)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 64:
@@ -143,6 +148,15 @@ class EngineConfig:
         window = self.pool.window if self.pool else None
         if window is not None and window < self.max_num_seqs:
             raise ValueError(f"window must be at least max_num_seqs ({self.max_num_seqs}), got {window}")
+
+    @property
+    def is_invariant(self) -> bool:
+        return self.strategy == "packed" and self.numerics == "invariant"
+
+    @property
+    def num_step_tokens(self) -> int:
+        """Most tokens of a step of the target."""
+        return self.max_num_seqs * (1 + self.num_speculative_tokens)
 
     @property
     def num_rows(self) -> int:

@@ -19,7 +19,8 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 from batchspec.detokenizer import Detokenizer, bad_word_ids
 from batchspec.drafting.build import Target, build_drafter
 from batchspec.engine import Engine
-from batchspec.models.capability import make_runner
+from batchspec.models.capability import make_invariant_runner, make_runner
+from batchspec.models.invariance import Limits
 from batchspec.models.loader import (
     bos_token_id,
     end_token_ids,
@@ -69,6 +70,9 @@ class LLM:
         strategy: `packed`: no padding and no realignment, the fastest. `eqspec` and `exspec`: the methods of
             *Batch Speculative Decoding Done Right* over transformers' own attention, for comparison and for
             models that cannot run packed.
+        numerics: `invariant`: a request's tokens are the same bit for bit whatever is beside it in the batch, and
+            with or without speculation, in any dtype. `fast`: the same up to rounding, at a little less cost. The
+            padded strategies are the same up to rounding in any case.
         refill: give the rows of finished sequences to waiting prompts; False: only when the whole batch is done.
         pool_config: with `exspec`, `{"window": ..., "group_by": ..., ...}`, see `PoolConfig`.
         seed: of requests that name none. The same calls on an LLM of the same seed give the same outputs, and no
@@ -97,6 +101,7 @@ class LLM:
         max_num_seqs: int = 8,
         max_model_len: int | None = None,
         strategy: str = "packed",
+        numerics: str = "invariant",
         refill: bool = True,
         pool_config: PoolConfig | Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -108,6 +113,7 @@ class LLM:
             max_model_len=2 if max_model_len is None else max_model_len,
             max_num_seqs=max_num_seqs,
             strategy=strategy,
+            numerics=numerics,
             num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
             refill=refill,
             pool=_as_config("pool_config", pool_config, PoolConfig),
@@ -120,7 +126,11 @@ class LLM:
         config = replace(config, max_model_len=resolve_max_model_len(max_model_len, self.model))
         is_gpu = self.model.device.type == "cuda"
         timer = StageTimer(partial(torch.cuda.synchronize, self.model.device) if is_gpu else None)
-        runner = make_runner(strategy, self.model, config.num_rows, config.max_model_len, timer)
+        if config.is_invariant:
+            limits = Limits(config.num_rows, 1 + config.num_speculative_tokens, config.max_model_len)
+            runner = make_invariant_runner(self.model, limits)
+        else:
+            runner = make_runner(strategy, self.model, config.num_rows, config.max_model_len, timer)
         self.engine = Engine(
             runner,
             build_drafter(speculative_config, Target(runner, self.tokenizer, strategy, timer)),

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +21,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from batchspec.layout.packed import PackedStep
+from batchspec.layout.shapes import SLOT_BLOCK, Shapes
 
 NAME = "batchspec_packed"
 """The name under which transformers finds this attention function."""
+
+EXPERTS = "batched_mm"
+"""transformers' implementation of experts that gathers the weights of each token's experts."""
 
 KNOWN_ARGUMENTS = frozenset(
     {"sliding_window", "is_causal", "dropout", "position_ids", "use_cache", "cache_position"}
@@ -32,18 +37,38 @@ KNOWN_ARGUMENTS = frozenset(
 Anything else (position biases, chunks, indices of sparse attention) may change the result, and is refused."""
 
 
-class StepContext:
-    """What all layers of one forward pass share: the layout, and a mask for each window in use."""
+@dataclass(frozen=True, slots=True)
+class AttentionKind:
+    """What may decide how a library computes attention, but for the shape of a step."""
 
-    def __init__(self, step: PackedStep) -> None:
+    num_kv_heads: int
+    num_groups: int
+    """Query heads for each of them."""
+    head_size: int
+    value_size: int
+    has_softcap: bool
+    has_sinks: bool
+    dtype: torch.dtype
+    device: torch.device
+
+
+class StepContext:
+    """What all layers of one forward pass share: the layout, the shapes that attention is padded to (None: as they
+    come), and a mask for each window in use."""
+
+    def __init__(self, step: PackedStep, shapes: Shapes | None) -> None:
         self.step = step
+        self.shapes = shapes
+        self.kinds: set[AttentionKind] = set()
+        """The kinds of the layers that have attended."""
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
-    def mask(self, window: int | None, num_groups: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask `[rows, 1, groups * columns, slots]`: 0 where a query sees a slot, -inf elsewhere."""
-        key = (window, num_groups, dtype)
+    def mask(self, window: int | None, num_groups: int, like: Tensor) -> Tensor:
+        """Additive mask `[rows, 1, queries, slots]` for keys `like`: 0 where a query sees a slot, else -inf."""
+        key = (window, num_groups, like.dtype)
         if key not in self._masks:
-            self._masks[key] = _additive_mask(self.step, window, num_groups, dtype)
+            mask = _additive_mask(self.step, window, num_groups, like)
+            self._masks[key] = with_queries(mask, self.shapes.min_queries) if self.shapes else mask
         return self._masks[key]
 
 
@@ -54,20 +79,31 @@ _context: ContextVar[StepContext] = ContextVar("batchspec_step_context")
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel, step: PackedStep) -> Iterator[None]:
+def packed_attention(
+    model: PreTrainedModel, step: PackedStep, shapes: Shapes | None = None
+) -> Iterator[StepContext]:
     """Within this context `model` attends by `step`'s layout; outside of it the model is as it was.
+
+    With `shapes`, experts too are computed token by token, in shapes that do not depend on the routing.
 
     One at a time per model: engines that share a model in several threads take turns.
     """
     with _locks[id(model.config)]:
-        before = [(config, config._attn_implementation) for config in _with_sub_configs(model.config)]
-        token = _context.set(StepContext(step))
+        configs = list(_with_sub_configs(model.config))
+        before = [(config._attn_implementation, config._experts_implementation) for config in configs]
+        context = StepContext(step, shapes)
+        token = _context.set(context)
         model.config._attn_implementation = NAME  # passed on to all sub-configs
+        if shapes is not None:
+            model.config._experts_implementation = EXPERTS
         try:
-            yield
+            yield context
         finally:
-            for config, name in before:  # outer configs first, as they pass theirs on
-                config._attn_implementation = name
+            for config, (attention, experts) in zip(
+                configs, before, strict=True
+            ):  # outer ones first: they pass on
+                config._attn_implementation = attention
+                config._experts_implementation = experts
             _context.reset(token)
 
 
@@ -110,13 +146,28 @@ def packed_attention_forward(
     num_heads, num_kv_heads = query.shape[1], key.shape[1]
     num_groups = num_heads // num_kv_heads
     grid = _to_grid(query, step, num_kv_heads)  # [rows, kv heads, groups * columns, head size]
-    mask = context.mask(_window(module, kwargs), num_groups, query.dtype)
-    if softcap is None and s_aux is None:
-        out = F.scaled_dot_product_attention(grid, key, value, attn_mask=mask, scale=scaling)
+    mask = context.mask(_window(module, kwargs), num_groups, key)
+    context.kinds.add(
+        AttentionKind(
+            num_kv_heads,
+            num_groups,
+            key.shape[3],
+            value.shape[3],
+            softcap is not None,
+            s_aux is not None,
+            key.dtype,
+            key.device,
+        )
+    )
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    sinks = None if s_aux is None else _sink_column(s_aux, num_kv_heads, step.num_columns)
+    if context.shapes is not None:
+        out = attend_invariantly(grid, key, value, mask, scale, softcap, sinks, context.shapes)
+    elif softcap is None and sinks is None:
+        out = F.scaled_dot_product_attention(grid, key, value, attn_mask=mask, scale=scale)
     else:
-        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-        out = _explicit_attention(grid, key, value, mask, scale, softcap, s_aux)
-    return _from_grid(out, step, num_heads), None
+        out = _explicit_attention(grid, key, value, mask, scale, softcap, sinks)
+    return _from_grid(out, step, num_heads, query.shape[2]), None
 
 
 def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:
@@ -159,7 +210,7 @@ def builds_window_masks(kind: type[nn.Module]) -> bool:
 def _to_grid(query: Tensor, step: PackedStep, num_kv_heads: int) -> Tensor:
     """[1, heads, N, D] -> [rows, kv heads, groups * columns, D]"""
     _, heads, _, head_size = query.shape
-    line = query[0].transpose(0, 1)  # [N, heads, D]
+    line = query[0].transpose(0, 1)[: step.num_tokens]  # [N, heads, D]
     if not step.is_full:
         places = line.new_zeros(step.num_rows * step.num_columns, heads, head_size)
         line = places.index_copy_(0, step.grid_index, line)
@@ -167,50 +218,108 @@ def _to_grid(query: Tensor, step: PackedStep, num_kv_heads: int) -> Tensor:
     return grid.permute(0, 2, 3, 1, 4).reshape(step.num_rows, num_kv_heads, -1, head_size)
 
 
-def _from_grid(out: Tensor, step: PackedStep, num_heads: int) -> Tensor:
-    """[rows, kv heads, groups * columns, D] -> [1, N, heads, D]"""
-    rows, num_kv_heads, _, head_size = out.shape
-    grid = out.view(rows, num_kv_heads, -1, step.num_columns, head_size).permute(0, 3, 1, 2, 4)
+def _from_grid(out: Tensor, step: PackedStep, num_heads: int, num_places: int) -> Tensor:
+    """[rows, kv heads, groups * columns, D] -> [1, N, heads, D], with zeros behind N up to `num_places`"""
+    rows, _, _, head_size = out.shape
+    grid = out.unflatten(2, (-1, step.num_columns)).permute(0, 3, 1, 2, 4)
     line = grid.reshape(rows * step.num_columns, num_heads, head_size)
     if not step.is_full:
         line = line.index_select(0, step.grid_index)
+    if num_places > step.num_tokens:
+        line = F.pad(line, (0, 0, 0, 0, 0, num_places - step.num_tokens))
     return line.unsqueeze(0).contiguous()  # some models view it
 
 
-def _additive_mask(step: PackedStep, window: int | None, num_groups: int, dtype: torch.dtype) -> Tensor:
+def with_queries(grid: Tensor, num_queries: int) -> Tensor:  # [rows, heads, queries, size] twice
+    """At least so many queries; those that are added are zeros."""
+    missing = num_queries - grid.shape[2]
+    return F.pad(grid, (0, 0, 0, missing)) if missing > 0 else grid
+
+
+def _additive_mask(
+    step: PackedStep, window: int | None, num_groups: int, like: Tensor
+) -> Tensor:  # like: [rows, kv heads, slots, D]; [rows, 1, groups * columns, slots]
     """A query at position p sees slots 0 ... p; with a window w only the last w of them."""
     positions = step.grid_positions().unsqueeze(-1)  # [rows, columns, 1]
-    slots = torch.arange(step.num_slots, device=positions.device)
+    slots = torch.arange(like.shape[2], device=positions.device)
     visible = slots <= positions
     if window is not None:
         visible &= slots > positions - window
-    mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, -torch.inf)
+    mask = torch.zeros(visible.shape, dtype=like.dtype, device=positions.device).masked_fill_(~visible, -torch.inf)
     return mask.repeat(1, num_groups, 1).unsqueeze(1)
 
 
-def _explicit_attention(
+def attend_invariantly(
     query: Tensor,  # [rows, kv heads, groups * columns, D]
     key: Tensor,
     value: Tensor,
-    mask: Tensor,  # [rows, 1, groups * columns, slots]
+    mask: Tensor,  # [rows, 1, queries, slots]
     scaling: float,
     softcap: float | None,
-    sinks: Tensor | None,  # [heads]
+    sinks: Tensor | None,  # [1, kv heads, groups * columns, 1]
+    shapes: Shapes,
+) -> Tensor:
+    attend = _attention_in_blocks if shapes.in_blocks else _explicit_attention
+    padded = with_queries(query, shapes.min_queries)
+    sinks = None if sinks is None else with_queries(sinks, shapes.min_queries)
+    return attend(padded, key, value, mask, scaling, softcap, sinks)[:, :, : query.shape[2]]
+
+
+def _explicit_attention(
+    query: Tensor,  # [rows, kv heads, queries, D]
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,  # [rows, 1, queries, slots]
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,  # [1, kv heads, queries, 1]
 ) -> Tensor:
     """Attention written out, for what SDPA has no argument for: capped scores, and sinks that take up weight."""
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + mask
+    scores = _scores(query, key, mask, scaling, softcap)
     if sinks is None:
         weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(query))
     else:
-        rows, kv_heads, num_queries, _ = scores.shape
-        groups = sinks.numel() // kv_heads
-        sink = sinks.view(1, kv_heads, groups, 1).expand(rows, -1, -1, num_queries // groups)
-        with_sink = torch.cat([scores, sink.reshape(rows, kv_heads, num_queries, 1).to(scores)], dim=-1)
-        weights = torch.softmax(with_sink, dim=-1, dtype=_softmax_dtype(query))[..., :-1]
+        sink = sinks.to(scores).expand(scores.shape[0], -1, -1, -1)
+        with_sink = torch.cat([sink, scores], dim=-1)
+        weights = torch.softmax(with_sink, dim=-1, dtype=_softmax_dtype(query))[..., 1:]
     return torch.matmul(weights.to(value.dtype), value)
+
+
+def _attention_in_blocks(
+    query: Tensor,  # [rows, kv heads, queries, D]
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor,  # [rows, 1, queries, slots], slots a multiple of SLOT_BLOCK
+    scaling: float,
+    softcap: float | None,
+    sinks: Tensor | None,  # [1, kv heads, queries, 1]
+) -> Tensor:
+    """The same, summed block after block of slots: no sum is longer than a block, however wide the cache is."""
+    scores = _scores(query, key, mask, scaling, softcap).to(_softmax_dtype(query))
+    largest = scores.amax(dim=-1, keepdim=True)
+    total = torch.zeros_like(largest)
+    if sinks is not None:
+        largest = torch.maximum(largest, sinks.to(scores))
+        total = total + (sinks.to(scores) - largest).exp()
+    out = torch.zeros((), dtype=scores.dtype, device=scores.device)
+    for start in range(0, key.shape[2], SLOT_BLOCK):
+        block = slice(start, start + SLOT_BLOCK)
+        weights = (scores[..., block] - largest).exp()
+        total = total + weights.sum(dim=-1, keepdim=True)
+        out = out + torch.matmul(weights.to(value.dtype), value[:, :, block])
+    return (out / total).to(value.dtype)
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    scores = torch.matmul(query, key.transpose(-1, -2)).mul_(scaling)
+    if softcap is not None:
+        scores = torch.tanh(scores.div_(softcap)).mul_(softcap)
+    return scores.add_(mask)
+
+
+def _sink_column(sinks: Tensor, num_kv_heads: int, num_columns: int) -> Tensor:
+    """[heads] -> [1, kv heads, groups * columns, 1]: a score beside those of the slots, for each query."""
+    return sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_columns).reshape(1, num_kv_heads, -1, 1)
 
 
 def _softmax_dtype(query: Tensor) -> torch.dtype:

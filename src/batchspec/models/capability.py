@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from batchspec.layout.packed import pack
 from batchspec.models.attention import builds_window_masks, own_attention
+from batchspec.models.invariance import Limits, find_shapes
 from batchspec.models.padded_runner import PoolRunner, RealigningRunner
 from batchspec.models.runner import PackedRunner, Runner
 from batchspec.stats import StageTimer
@@ -35,6 +36,16 @@ def make_runner(
     """
     check_support(strategy, model, max_length)
     return RUNNERS[strategy](model, num_rows, max_length, timer)
+
+
+def make_invariant_runner(model: PreTrainedModel, limits: Limits) -> Runner:
+    """A packed runner whose results for a row do not depend on what else is in a step.
+
+    Raises:
+        ValueError: the model cannot run packed, or not invariantly on this device.
+    """
+    check_support("packed", model, limits.max_length)
+    return PackedRunner(model, limits.num_rows, limits.max_length, find_shapes(model, limits))
 
 
 def check_support(strategy: str, model: PreTrainedModel, max_length: int) -> None:

@@ -12,6 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.padded import lay_out
+from batchspec.layout.shapes import Shapes
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import own_attention
 from batchspec.models.padded_cache import PoolCache, RealignedBatch
@@ -143,13 +144,7 @@ class PoolRunner(PackedRunner):
         self.cache = PoolCache(num_rows, max_length, timer)
         self._call = PaddedModel(model)
 
-    @torch.inference_mode()
-    def forward(
-        self,
-        step: PackedStep,
-        token_ids: Tensor,  # [N]
-        keep: Tensor | None = None,  # [M], places on the line
-    ) -> Tensor:  # [N or M, vocabulary]
+    def _run(self, step: PackedStep, token_ids: Tensor, keep: Tensor | None, shapes: Shapes | None) -> Tensor:
         if is_too_wide(step, self.max_length):
             return row_by_row(step, token_ids, keep, self.forward)
         self.cache.begin(step)

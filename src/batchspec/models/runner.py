@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from batchspec.layout.packed import PackedStep, pack
+from batchspec.layout.shapes import Shapes
 from batchspec.layout.transfer import to_device
-from batchspec.models.attention import packed_attention
+from batchspec.models.attention import AttentionKind, packed_attention
 from batchspec.models.slot_cache import SlotCache
 
 PREFILL_CHUNK = 512
@@ -57,14 +59,20 @@ class Runner(Protocol):
 
 
 class PackedRunner:
-    """Runs packed steps: one flat line of tokens, without padding."""
+    """Runs packed steps: one flat line of tokens, without padding (with `shapes`: next to none, so that a token's
+    bits do not depend on what else a step holds)."""
 
-    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, num_rows: int, max_length: int, shapes: Shapes | None = None
+    ) -> None:
         self.model = model
+        self.shapes = shapes
         self.device: torch.device = model.device
         self.max_length = max_length
         self.num_rows = num_rows
-        self.cache = SlotCache(num_rows, max_length)
+        self.cache = SlotCache(num_rows, max_length, reads_blocks=shapes is not None)
+        self.attention_kinds: set[AttentionKind] = set()
+        """Those of the last forward pass."""
         self._cache_argument = cache_argument(model)
 
     @torch.inference_mode()
@@ -74,22 +82,29 @@ class PackedRunner:
         token_ids: Tensor,  # [N]
         keep: Tensor | None = None,  # [M], places on the line
     ) -> Tensor:  # [N or M, vocabulary]
+        return self._run(step, token_ids, keep, self.shapes)
+
+    def _run(self, step: PackedStep, token_ids: Tensor, keep: Tensor | None, shapes: Shapes | None) -> Tensor:
         check_eval_mode(self.model)
         self.cache.begin(step)
-        with packed_attention(self.model, step):
+        num_added = shapes.num_tokens(step.num_tokens) - step.num_tokens if shapes else 0
+        with packed_attention(self.model, step, shapes) as context:
             output = self.model(
-                input_ids=token_ids.unsqueeze(0),
-                position_ids=step.slots.unsqueeze(0),
+                input_ids=F.pad(token_ids, (0, num_added)).unsqueeze(0),
+                position_ids=F.pad(step.slots, (0, num_added)).unsqueeze(0),
                 logits_to_keep=0 if keep is None else keep,
                 use_cache=True,
                 **{self._cache_argument: self.cache},
             )
-        return output.logits[0]
+        self.attention_kinds = context.kinds
+        logits: Tensor = output.logits[0]
+        return logits[: step.num_tokens] if keep is None else logits
 
     def prefill(self, row: int, token_ids: list[int], start: int = 0, read: ReadLogits | None = None) -> None:
         for offset, chunk in prompt_chunks(token_ids):
             step = pack([start + offset], [len(chunk)], self.device, rows=[row])
-            logits = self.forward(step, to_device(chunk, self.device), keep=what_to_keep(read, self.device))
+            # A prompt is alone and comes in fixed chunks: its shapes are its own, whatever else is running.
+            logits = self._run(step, to_device(chunk, self.device), what_to_keep(read, self.device), shapes=None)
             if read is not None:
                 read(logits)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import Cache
 
 from batchspec.layout.packed import PackedStep
+from batchspec.layout.shapes import num_slots_read
 
 GROWTH = 128
 """Slots by which the cache grows at least. Small, as attention is faster over a cache it reads to the end."""
@@ -23,8 +24,10 @@ class SlotCache(Cache):
     they spoil their own row until they are overwritten.
     """
 
-    def __init__(self, num_rows: int, max_slots: int) -> None:
+    def __init__(self, num_rows: int, max_slots: int, reads_blocks: bool = False) -> None:
+        """With `reads_blocks` whole blocks of slots are read, so that a row's last slot does not set the width."""
         super().__init__(layers=[])
+        self.reads_blocks = reads_blocks
         self.num_rows = num_rows
         self.max_slots = max_slots
         self.keys: dict[int, Tensor] = {}
@@ -94,7 +97,8 @@ class SlotCache(Cache):
                 f"the cache holds {store.dtype} on {store.device} and the model now computes {states.dtype} on "
                 f"{states.device}; make a new LLM after changing the model, and call it outside of autocast"
             )
-        store[step.cache_rows, :, step.slots] = self._line(states, step)
+        # What stands behind the step's tokens on the line is padding.
+        store[step.cache_rows, :, step.slots] = self._line(states, step)[: step.num_tokens]
 
     def _line(self, states: Tensor, step: PackedStep) -> Tensor:  # [N, kv heads, head size]
         return states[0].transpose(0, 1)
@@ -103,7 +107,7 @@ class SlotCache(Cache):
         return store[step.rows[0] : step.end_row, :, : self._slots_to_read(step)]
 
     def _slots_to_read(self, step: PackedStep) -> int:
-        return step.num_slots
+        return num_slots_read(step.num_slots) if self.reads_blocks else step.num_slots
 
     def _allocate(self, states: Tensor, step: PackedStep) -> Tensor:
         _, heads, _, head_size = states.shape

@@ -1,0 +1,46 @@
+"""Shapes at which a device computes a token's bits alike, whatever stands beside it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+SLOT_BLOCK = 128
+"""Slots are read in multiples of this, counted from slot 0: what lies behind a row's end adds exact zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What the steps of invariant numerics are padded to.
+
+    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4)
+    >>> [shapes.num_tokens(count) for count in (1, 2, 3, 8)]
+    [2, 2, 4, 8]
+    """
+
+    token_counts: tuple[int, ...]
+    """Tokens of a step, rising: sizes at which all matrix products give a token the same bits, at every place."""
+    min_queries: int
+    """Queries for each row and kv head, at least (fewer are computed by other code)."""
+    in_blocks: bool = False
+    """Attention sums over each `SLOT_BLOCK` of slots by itself, and then block after block."""
+
+    def num_tokens(self, count: int) -> int:
+        """The size that a step of `count` tokens is padded to.
+
+        Raises:
+            ValueError: there is none that is large enough.
+        """
+        place = bisect_left(self.token_counts, count)
+        if place == len(self.token_counts):
+            raise ValueError(f"a step must have at most {self.token_counts[-1]} tokens, got {count}")
+        return self.token_counts[place]
+
+
+def num_slots_read(num_slots: int) -> int:
+    """Slots that are read for a step that needs so many.
+
+    >>> num_slots_read(1), num_slots_read(128), num_slots_read(129)
+    (128, 128, 256)
+    """
+    return -(-num_slots // SLOT_BLOCK) * SLOT_BLOCK
