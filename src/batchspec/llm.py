@@ -272,7 +272,7 @@ class LLM:
         self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]
     ) -> None:
         """Keep every row busy; requests that would only wait are left where they come from."""
-        while sum(request.sequence.params.n for request in live.values()) < self.engine.config.num_rows:
+        while sum(request.sequence.num_unfinished for request in live.values()) < self.engine.config.num_rows:
             request = next_request()
             if request is None:
                 return

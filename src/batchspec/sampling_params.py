@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
@@ -211,8 +212,13 @@ def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None
 def _check_float(
     name: str, value: Any, low: float, high: float = math.inf, *, low_is_allowed: bool = True
 ) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (value == low and not low_is_allowed):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        not is_number
+        or not -sys.float_info.max <= value <= sys.float_info.max
+        or not low <= value <= high
+        or (value == low and not low_is_allowed)
+    ):
         allowed = f"of at least {low}" if low_is_allowed else f"above {low}"
         allowed += f" and at most {high}" if high < math.inf else ""
         raise ValueError(f"{name} must be a number {allowed}, got {value!r}")
