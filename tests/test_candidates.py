@@ -283,7 +283,7 @@ def alone(prompt, params):
 
 @pytest.mark.parametrize(("strategy", "refill"), [("packed", True), ("packed", False), ("exspec", True)])
 @pytest.mark.parametrize("name", drafters)
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(events=events)
 def test_any_schedule_gives_each_candidate_what_it_gets_alone(name, strategy, refill, events):
     pool = {"max_num_seqs": 2, "pool": PoolConfig(window=ROWS)} if strategy == "exspec" else {"max_num_seqs": ROWS}

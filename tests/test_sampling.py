@@ -48,7 +48,9 @@ fields = st.fixed_dictionaries(
         "presence_penalty": usually(0.0, st.floats(-2, 2)),
         "frequency_penalty": usually(0.0, st.floats(-2, 2)),
         "repetition_penalty": usually(1.0, st.sampled_from([0.8, 1.3])),
-        "logit_bias": usually(None, st.dictionaries(tokens, st.sampled_from([-100.0, -1.5, 4]), max_size=3)),
+        "logit_bias": usually(
+            None, st.dictionaries(st.sampled_from(READABLE), st.sampled_from([-100.0, -1.5, 6]), min_size=1)
+        ),
         "bad_words": usually(
             None, st.lists(st.one_of(letters, st.lists(tokens, min_size=1, max_size=2)), max_size=3)
         ),
@@ -82,7 +84,7 @@ sizes, chances = st.sampled_from([1, 2, 3, 5, 16]), st.randoms(use_true_random=F
 
 
 @pytest.mark.parametrize("name", [*DRAFTING, *PADDED])
-@settings(no_shrinking, max_examples=8)
+@settings(no_shrinking, max_examples=6)
 @given(request_lists, st.sampled_from(STRATEGIES), sizes, chances)
 def test_neither_drafter_nor_strategy_nor_batch_nor_order_changes_a_field(name, requests, strategy, size, chance):
     order = chance.sample(range(len(requests)), len(requests))
@@ -90,8 +92,43 @@ def test_neither_drafter_nor_strategy_nor_batch_nor_order_changes_a_field(name, 
     assert_same(run(make_llm(name, max_num_seqs=size, strategy=strategy), requests, order), wanted)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", DRAFTERS)
+ONE_FIELD = [
+    {},
+    {"temperature": 0.0},
+    {"temperature": 2.5},
+    {"top_p": 0.3},
+    {"top_k": 2},
+    {"min_p": 0.5},
+    {"seed": 2},
+    {"presence_penalty": 2.0},
+    {"frequency_penalty": -1.5},
+    {"repetition_penalty": 5.0},
+    {"logit_bias": dict.fromkeys(READABLE[::3], 9.0)},
+    {"bad_words": ["x", "h", "Z"]},
+    {"allowed_token_ids": READABLE[:9]},
+    {"min_tokens": 9, "stop_token_ids": READABLE, "logit_bias": dict.fromkeys(READABLE[1::3], 9.0)},
+    {"stop_token_ids": READABLE},
+    {"logits_processors": [lift_vowels]},
+    {"logits_processors": [never_twice, lift_vowels]},
+    {"ignore_eos": False, "logit_bias": {256: 9.0}},
+    {"max_tokens": 5},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [*((name, "packed") for name in (*DRAFTING, *PADDED)), ("itself", "eqspec"), ("itself", "exspec")],
+)
+def test_a_field_has_its_effect_in_its_own_row_only(name, strategy):
+    """One prompt and one seed for all, so that a row that is read for another gives another text."""
+    base = {"seed": 4, "temperature": 0.8, "max_tokens": 16, "ignore_eos": True}
+    requests = [("the hat", SamplingParams(**base | field)) for field in ONE_FIELD]
+    wanted = run(make_llm(max_num_seqs=1), requests)
+    assert_same(run(make_llm(name, max_num_seqs=16, strategy=strategy), requests), wanted)
+    assert len({tuple(output.outputs[0].token_ids) for output in wanted}) == len(ONE_FIELD)
+
+
+@pytest.mark.parametrize(("name", "strategy"), list(zip(DRAFTERS, STRATEGIES, strict=True)))
 @pytest.mark.parametrize("method", ["coupled", "rejection"])
 def test_a_seeded_request_gives_alone_what_it_gives_among_others(method, name, strategy):
     """With `rejection` too: its tokens depend on the drafter, which sees its own row only."""
@@ -215,7 +252,7 @@ def test_rejection_accepts_what_the_target_drafts_for_itself(shape):
 
 
 @pytest.mark.parametrize("name", [*DRAFTERS, *PADDED])
-@settings(no_shrinking, max_examples=5)
+@settings(no_shrinking, max_examples=4)
 @given(request_lists, st.sampled_from(STRATEGIES), sizes, chances)
 def test_rejection_keeps_to_all_parameters_and_to_its_seed(name, requests, strategy, size, chance):
     order = chance.sample(range(len(requests)), len(requests))

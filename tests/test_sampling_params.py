@@ -66,7 +66,7 @@ def refused(field, value, message=""):
 def test_defaults_are_those_of_vllm():
     params = SamplingParams()
     assert {name: getattr(params, name) for name in VLLM_DEFAULTS} == VLLM_DEFAULTS
-    assert {name: getattr(params, name) for name in LISTS} == dict.fromkeys(LISTS, ())
+    assert not any(getattr(params, name) for name in LISTS)
     assert {field.name for field in dataclasses.fields(params)} == {*VLLM_DEFAULTS, *LISTS}
 
 
@@ -267,3 +267,8 @@ def test_whatever_comes_is_taken_or_refused_by_the_name_of_a_field(fields):
 @pytest.mark.parametrize("field", NUMBERS)
 def test_an_integer_too_large_for_a_float_is_refused_like_any_other(field):
     refused(field, 10**400, "got 1000")
+
+
+def test_no_allowed_token_at_all_is_refused():
+    with pytest.raises(ValueError, match="allowed_token_ids must hold at least one token id; None allows all"):
+        SamplingParams(allowed_token_ids=[])

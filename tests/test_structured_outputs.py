@@ -255,8 +255,7 @@ def test_a_text_that_other_parameters_drove_out_of_its_form_ends_at_once(name):
     assert [output.outputs[0].token_ids[-1] for output in outputs] == [256, 256]
 
 
-@pytest.mark.parametrize("end", [257, TOKENIZER("!").input_ids[0]])
-@pytest.mark.parametrize("ignore_eos", [True, False])
+@pytest.mark.parametrize(("end", "ignore_eos"), [(257, True), (257, False), (TOKENIZER("!").input_ids[0], True)])
 @pytest.mark.parametrize("name", ["none", "ngram"])
 def test_a_stop_token_ends_the_form_like_the_model_s_own_end_token(name, ignore_eos, end):
     params = SamplingParams(
@@ -379,3 +378,16 @@ def test_a_tokenizer_that_xgrammar_cannot_read_is_told(monkeypatch):
     monkeypatch.setattr(llm, "tokenizer", object())
     with pytest.raises(ValueError, match="structured_outputs cannot be had with this tokenizer: "):
         llm.prepare([5, 6], SamplingParams(structured_outputs={"regex": "a"}), "0")
+
+
+def test_a_stop_token_that_is_text_of_the_form_ends_the_request_where_it_comes():
+    stop = TOKENIZER("a").input_ids
+    params = SamplingParams(seed=1, stop_token_ids=stop, structured_outputs={"regex": "b{2}a{3}"})
+    completion = make_llm("ngram").generate("x", params, use_tqdm=False)[0].outputs[0]
+    assert completion.token_ids == TOKENIZER("bba").input_ids
+    assert (completion.finish_reason, completion.stop_reason) == ("stop", stop[0])
+
+
+def test_errors_name_no_place_in_the_compiler():
+    with pytest.raises(ValueError, match="structured_outputs regex cannot be compiled: Regex parsing error"):
+        make_llm("none").generate("x", SamplingParams(structured_outputs={"regex": "("}), use_tqdm=False)

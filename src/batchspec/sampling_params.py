@@ -81,7 +81,9 @@ class SamplingParams:
     `{"choice": [...]}` or `{"grammar": ...}` (EBNF). Needs the extra `structured` (xgrammar)."""
 
     def __post_init__(self) -> None:
-        for name in ("bad_words", "allowed_token_ids", "stop", "stop_token_ids", "logits_processors"):
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _as_tuple(self.allowed_token_ids))
+        for name in ("bad_words", "stop", "stop_token_ids", "logits_processors"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
@@ -115,8 +117,8 @@ class SamplingParams:
 
     @property
     def allowed_ids(self) -> tuple[int, ...]:
-        """`allowed_token_ids` as it was normalised: always a tuple; empty if all are allowed."""
-        return cast("tuple[int, ...]", self.allowed_token_ids)
+        """`allowed_token_ids` as a tuple; empty if all are allowed."""
+        return cast("tuple[int, ...]", self.allowed_token_ids or ())
 
     @property
     def has_penalties(self) -> bool:
@@ -147,6 +149,8 @@ class SamplingParams:
             raise ValueError(f"stop must be a non-empty string or a list of them, got {self.stop!r}")
         _check_ids("stop_token_ids", self.stop_ids)
         _check_ids("allowed_token_ids", self.allowed_ids)
+        if self.allowed_token_ids is not None and not self.allowed_ids:
+            raise ValueError("allowed_token_ids must hold at least one token id; None allows all")
         for word in self.bad_words or ():
             is_text = isinstance(word, str) and word.strip()
             if not is_text and not (isinstance(word, list | tuple) and word and all(map(_is_token_id, word))):

@@ -333,12 +333,18 @@ def the_rule_as_it_is(patch):
     pass
 
 
+def one_hot(token_ids, like):
+    return torch.zeros_like(like).scatter(1, token_ids, 1.0)
+
+
 def recover_from_the_target(patch):
     patch.setattr(verification, "residual", lambda p, q: p)
+    patch.setattr(verification, "residual_of_certain", lambda p, token_ids: p)
 
 
 def recover_from_the_distance(patch):
     patch.setattr(verification, "residual", lambda p, q: (p - q).abs())
+    patch.setattr(verification, "residual_of_certain", lambda p, token_ids: (p - one_hot(token_ids, p)).abs())
 
 
 def accept_always(patch):

@@ -109,7 +109,7 @@ def test_no_forbidden_token_comes_back(one, scale, seed):
 
 def with_candidates(number, logits, lines):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filters, "CANDIDATES", number)
+        patch.setattr(filters, "CANDIDATES", (number,))
         return keep_probable(logits, lines)
 
 
