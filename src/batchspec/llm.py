@@ -236,8 +236,8 @@ class LLM:
         # Stop tokens that are text may be text of the form, and then end the request where they come. They end the
         # form only if there is no other end token.
         special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-        ends = special.intersection(params.stop_ids) | (frozenset() if params.ignore_eos else intake.eos_token_ids)
-        ends = frozenset(ends or params.stop_ids)
+        own = frozenset() if params.ignore_eos else intake.eos_token_ids
+        ends = own.union(special.intersection(params.stop_ids)) or frozenset(params.stop_ids)
         return self._grammars.compile(params.structured_outputs or {}, ends)
 
     def make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer:
