@@ -30,8 +30,9 @@ check: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two processes of one thread each: toy models keep no second thread busy.
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 exact: $(INSTALLED)
 	BATCHSPEC_FULL=1 $(BIN)/pytest tests/models/test_families.py

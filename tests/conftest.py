@@ -12,11 +12,20 @@ settings.register_profile("batchspec", deadline=None)  # a busy machine is no fa
 settings.load_profile("batchspec")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes: what shares fixtures or a model family's runs stays together."""
+    for item in items:
+        arguments = getattr(item, "callspec", None)
+        family = arguments.params.get("family", "") if arguments else ""
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.name} {family}"))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread_for_toys(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Toy matrices are so small that a second thread would only be waited for."""
+    """Toy matrices are so small that a second thread would only be waited for; and so would one that another
+    process of the tests is using."""
     before = torch.get_num_threads()
-    if request.node.get_closest_marker("real_model") is None:
+    if request.node.get_closest_marker("real_model") is None or "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)

@@ -141,14 +141,14 @@ class Engine:
     def _prefill(self) -> None:
         """Compute the prompts of new rows, each alone, all but the last token: a round computes that one."""
         for row, sequence in enumerate(self.scheduler.running):
-            self._copy_prompt(row, sequence)
+            if sequence.length < sequence.num_prompt_tokens - 1:
+                self._copy_prompt(row, sequence)
             missing = sequence.token_ids[sequence.length : -1]
-            if sequence.params.prompt_logprobs is not None and not sequence.siblings[0].prompt_logprobs:
-                reader = PromptReader(sequence)
-                self.runner.prefill(row, missing, sequence.length, reader.read)
+            reader = PromptReader(sequence) if sequence.wants_prompt_logprobs else None
+            if missing:
+                self.runner.prefill(row, missing, sequence.length, reader.read if reader else None)
+            if reader is not None:
                 sequence.siblings[0].prompt_logprobs = reader.entries
-            elif missing:
-                self.runner.prefill(row, missing, sequence.length)
             sequence.length += len(missing)
             self._finished_stats.num_prefilled_tokens += len(missing)
 
@@ -156,9 +156,10 @@ class Engine:
         """Take the prompt from another candidate of the request that has it in its row."""
         shared = sequence.num_prompt_tokens - 1
         for other, candidate in enumerate(self.scheduler.running):
-            if candidate.siblings is sequence.siblings and sequence.length < shared <= candidate.length:
+            if candidate.siblings is sequence.siblings and candidate.length >= shared:
                 self.runner.copy_row(other, row, shared)
                 sequence.length = shared
+                return
 
     def _choose_batch(self) -> dict[int, Sequence]:
         """The rows of the next round: all that run, or with EXSPEC those of the pool that go well together."""

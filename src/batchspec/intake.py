@@ -78,6 +78,9 @@ class Intake:
     def _check_params(self, params: SamplingParams) -> None:
         self._check_ids("stop_token_ids", params.stop_ids)
         self._check_ids("allowed_token_ids", params.allowed_ids)
+        ends = self.eos_token_ids.union(params.stop_ids)
+        if params.min_tokens and params.allowed_ids and ends.issuperset(params.allowed_ids):
+            raise ValueError("allowed_token_ids must hold more than end tokens, as min_tokens forbids those")
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         for word in params.bad_words or ():
             if isinstance(word, str):

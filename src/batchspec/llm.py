@@ -243,7 +243,11 @@ class LLM:
         tokenizer, intake = self._need_tokenizer("structured_outputs"), self.engine.intake
         if self._grammars is None:
             self._grammars = GrammarCompiler(tokenizer, intake.vocab_size, intake.eos_token_ids)
-        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else intake.eos_token_ids)
+        # Stop tokens that are text may be text of the form, and then end the request where they come. They end the
+        # form only if there is no other end token.
+        special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        own = frozenset() if params.ignore_eos else intake.eos_token_ids
+        ends = own.union(special.intersection(params.stop_ids)) or frozenset(params.stop_ids)
         return self._grammars.compile(params.structured_outputs or {}, ends)
 
     def make_detokenizer(self, prompt_token_ids: list[int], params: SamplingParams) -> Detokenizer:
@@ -282,7 +286,7 @@ class LLM:
         self, next_request: Callable[[], PreparedRequest | None], live: dict[str, PreparedRequest]
     ) -> None:
         """Keep every row busy; requests that would only wait are left where they come from."""
-        while sum(request.sequence.params.n for request in live.values()) < self.engine.config.num_rows:
+        while sum(request.sequence.num_unfinished for request in live.values()) < self.engine.config.num_rows:
             request = next_request()
             if request is None:
                 return

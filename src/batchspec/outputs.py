@@ -17,7 +17,8 @@ class Logprob:
     logprob: float
     """Natural logarithm of the probability."""
     rank: int
-    """1 for the most probable token. Among tokens of the same probability all have the last rank."""
+    """1 for the most probable token. The token that stands at the position has the last rank of those that are
+    as probable as it."""
     decoded_token: str | None = None
     """The token's text; None without a tokenizer."""
 

@@ -90,13 +90,23 @@ class Sequence:
         return self.finish_reason is not None
 
     @property
+    def num_unfinished(self) -> int:
+        """Candidates of the request that are still waiting or running."""
+        return sum(not sibling.is_finished for sibling in self.siblings)
+
+    @property
     def is_request_finished(self) -> bool:
-        return all(sibling.is_finished for sibling in self.siblings)
+        return self.num_unfinished == 0
 
     @property
     def is_aborted(self) -> bool:
         """Was the request ended from outside, in one of its candidates at least?"""
         return any(sibling.finish_reason == "abort" for sibling in self.siblings)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Are they asked for, and not there yet?"""
+        return self.params.prompt_logprobs is not None and not self.siblings[0].prompt_logprobs
 
     @property
     def end_token_ids(self) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listed
 from dataclasses import dataclass
@@ -80,7 +81,9 @@ class SamplingParams:
     `{"choice": [...]}` or `{"grammar": ...}` (EBNF). Needs the extra `structured` (xgrammar)."""
 
     def __post_init__(self) -> None:
-        for name in ("bad_words", "allowed_token_ids", "stop", "stop_token_ids", "logits_processors"):
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", _as_tuple(self.allowed_token_ids))
+        for name in ("bad_words", "stop", "stop_token_ids", "logits_processors"):
             object.__setattr__(self, name, _as_tuple(getattr(self, name)))
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
@@ -114,8 +117,8 @@ class SamplingParams:
 
     @property
     def allowed_ids(self) -> tuple[int, ...]:
-        """`allowed_token_ids` as it was normalised: always a tuple; empty if all are allowed."""
-        return cast("tuple[int, ...]", self.allowed_token_ids)
+        """`allowed_token_ids` as a tuple; empty if all are allowed."""
+        return cast("tuple[int, ...]", self.allowed_token_ids or ())
 
     @property
     def has_penalties(self) -> bool:
@@ -146,6 +149,8 @@ class SamplingParams:
             raise ValueError(f"stop must be a non-empty string or a list of them, got {self.stop!r}")
         _check_ids("stop_token_ids", self.stop_ids)
         _check_ids("allowed_token_ids", self.allowed_ids)
+        if self.allowed_token_ids is not None and not self.allowed_ids:
+            raise ValueError("allowed_token_ids must hold at least one token id; None allows all")
         for word in self.bad_words or ():
             is_text = isinstance(word, str) and word.strip()
             if not is_text and not (isinstance(word, list | tuple) and word and all(map(_is_token_id, word))):
@@ -211,8 +216,13 @@ def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None
 def _check_float(
     name: str, value: Any, low: float, high: float = math.inf, *, low_is_allowed: bool = True
 ) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or not low <= value <= high or (value == low and not low_is_allowed):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if (
+        not is_number
+        or not -sys.float_info.max <= value <= sys.float_info.max
+        or not low <= value <= high
+        or (value == low and not low_is_allowed)
+    ):
         allowed = f"of at least {low}" if low_is_allowed else f"above {low}"
         allowed += f" and at most {high}" if high < math.inf else ""
         raise ValueError(f"{name} must be a number {allowed}, got {value!r}")

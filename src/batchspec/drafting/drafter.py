@@ -51,7 +51,9 @@ def cut_to_grammar(draft: Draft, rows: list[Sequence]) -> Draft:
             own = drafted[: num_tokens[row]]
             valid = sequence.grammar.num_valid(sequence.output_token_ids, own)
             num_tokens[row] = min(len(own), valid + (draft.probs is not None))
-    return Draft(draft.token_ids, num_tokens, draft.probs)
+    longest = max(num_tokens)
+    probs = None if draft.probs is None else draft.probs[:, :longest]
+    return Draft(draft.token_ids[:, :longest], num_tokens, probs)
 
 
 class Drafter(Protocol):

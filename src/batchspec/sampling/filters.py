@@ -15,8 +15,8 @@ from torch import Tensor
 from batchspec.layout.transfer import to_device
 from batchspec.sampling_params import SamplingParams
 
-CANDIDATES = 256
-"""Most probable tokens that are looked at first. Where more may pass, the whole vocabulary is sorted."""
+CANDIDATES = (64, 1024)
+"""Most probable tokens that are looked at first, and then where more may pass; at last all are sorted."""
 
 NO_FILTER = SamplingParams()
 
@@ -83,12 +83,15 @@ def keep_probable(scaled: Tensor, params: Listed[SamplingParams]) -> Tensor:  # 
         return scaled
     filters = filters_of(params, scaled)
     probs = scaled.softmax(dim=-1)
+    smallest = torch.empty_like(probs[:, :1])
     vocab_size = scaled.shape[1]
-    size = max(CANDIDATES, *(one.top_k + 1 for one in params))  # a matter of speed: any size gives the same bits
-    values = probs.topk(min(size, vocab_size)).values
-    smallest, is_told = smallest_kept(values, vocab_size, filters)
-    rest = (~is_told).nonzero().squeeze(1)
-    if rest.numel():
-        values = probs[rest].sort(dim=1, descending=True).values
-        smallest[rest], _ = smallest_kept(values, vocab_size, filters[rest])
+    rest = torch.arange(len(params), device=scaled.device)
+    for size in (*CANDIDATES, vocab_size):  # a matter of speed: all sizes give the same bits
+        left = probs if len(rest) == len(params) else probs[rest]
+        is_all = size >= vocab_size
+        values = left.sort(dim=1, descending=True).values if is_all else left.topk(size).values
+        smallest[rest], is_told = smallest_kept(values, vocab_size, filters[rest])
+        rest = rest[~is_told]
+        if not rest.numel():
+            break
     return scaled.masked_fill_(probs < smallest, -torch.inf)

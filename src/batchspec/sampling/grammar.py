@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,7 +45,9 @@ class GrammarCompiler:
         try:
             compiled = COMPILE[kind](self._compiler, value)
         except Exception as error:
-            reason = str(error).strip().splitlines()[-1]
+            reason = re.sub(
+                r"^\[[^]]*\] \S+: ", "", str(error).strip().splitlines()[0]
+            )  # without its place in C++
             raise ValueError(f"structured_outputs {kind} cannot be compiled: {reason}") from error
         return lambda: TokenGrammar(compiled, self.vocab_size, end_token_ids)
 

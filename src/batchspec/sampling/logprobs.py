@@ -7,6 +7,7 @@ from collections.abc import Sequence as Listed
 import torch
 from torch import Tensor
 
+from batchspec.layout.transfer import to_device
 from batchspec.outputs import Logprob, TokenLogprobs
 
 
@@ -21,22 +22,18 @@ def token_logprobs(
     >>> {token: (round(one.logprob, 3), one.rank) for token, one in entry.items()}
     {2: (-1.386, 3), 0: (-0.693, 1)}
     """
-    sizes = [logprobs.shape[1] if count < 0 else min(count, logprobs.shape[1]) for count in num_top]
     own = logprobs.gather(1, token_ids.unsqueeze(1))  # [M, 1]
     ranks = (logprobs >= own).sum(dim=1)
-    top = logprobs.topk(max(sizes), dim=1)
-    columns = (token_ids, own.squeeze(1), ranks, top.indices, top.values)
-    table = zip(*(column.tolist() for column in columns), sizes, strict=True)
-    return [_entry(*line) for line in table]
-
-
-def _entry(
-    token: int, logprob: float, rank: int, top_tokens: list[int], top_logprobs: list[float], size: int
-) -> TokenLogprobs:
-    entry = {token: Logprob(logprob, rank)}
-    for place in range(size):
-        entry.setdefault(top_tokens[place], Logprob(top_logprobs[place], place + 1))
-    return entry
+    columns = zip(token_ids.tolist(), own.squeeze(1).tolist(), ranks.tolist(), strict=True)
+    entries = [{token: Logprob(logprob, rank)} for token, logprob, rank in columns]
+    for count in set(num_top):  # each by itself: which of equal tokens are told must not depend on the neighbours
+        lines = [line for line, wanted in enumerate(num_top) if wanted == count]
+        size = logprobs.shape[1] if count < 0 else min(count, logprobs.shape[1])
+        top = logprobs[to_device(lines, logprobs.device)].topk(size, dim=1)
+        for line, tokens, values in zip(lines, top.indices.tolist(), top.values.tolist(), strict=True):
+            for place, (token, value) in enumerate(zip(tokens, values, strict=True), start=1):
+                entries[line].setdefault(token, Logprob(value, place))
+    return entries
 
 
 def log_softmax(logits: Tensor) -> Tensor:  # [M, vocabulary] twice; the result is float32 or wider

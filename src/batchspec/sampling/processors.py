@@ -56,11 +56,7 @@ def forbid_bad_words(logits: Tensor, lines: Lines) -> None:
 
     def endings(line: int, words: Listed[Listed[int]]) -> list[int]:
         before = lines.output_before(line) if any(len(word) > 1 for word in words) else []
-        return [
-            word[-1]
-            for word in words
-            if len(word) == 1 or before[max(0, len(before) - len(word) + 1) :] == list(word[:-1])
-        ]
+        return [word[-1] for word in words if len(word) == 1 or before[1 - len(word) :] == list(word[:-1])]
 
     _forbid(logits, [endings(line, params.bad_words or ()) for line, params in enumerate(lines.params)])  # type: ignore[arg-type]
 
@@ -136,11 +132,11 @@ def _tokens_before(lines: Lines, chosen: list[int]) -> tuple[Tensor, Tensor, Ten
     [[[5, 6, 7, 8, 9]], [[True, True, True, True, False]], [[False, False, True, True, True]]]
     """
     rows = [lines.rows[line] for line in chosen]
-    different = sorted(set(rows))
-    texts = [lines.sequences[row].token_ids for row in different]
+    places = {row: place for place, row in enumerate(dict.fromkeys(rows))}
+    texts = [lines.sequences[row].token_ids for row in places]
     longest = max(map(len, texts))
     padded = to_device([text + [0] * (longest - len(text)) for text in texts], lines.device)
-    place = to_device([different.index(row) for row in rows], lines.device)
+    place = to_device([places[row] for row in rows], lines.device)
     index = to_device(chosen, lines.device)
     token_ids = torch.cat([padded[place], lines.draft_token_ids[lines.row_index[index]]], dim=1)
     lengths = to_device([[len(lines.sequences[row].token_ids)] for row in rows], lines.device)
@@ -148,7 +144,7 @@ def _tokens_before(lines: Lines, chosen: list[int]) -> tuple[Tensor, Tensor, Ten
     column = torch.arange(token_ids.shape[1], device=lines.device)
     is_draft = column >= longest
     is_before = torch.where(is_draft, column - longest < lines.offset_index[index].unsqueeze(1), column < lengths)
-    return token_ids, is_before, is_draft | (column >= prompts)
+    return token_ids, is_before, column >= prompts
 
 
 def _forbid(logits: Tensor, token_ids: Listed[Listed[int]]) -> None:  # [N, vocabulary]; [N] lists

@@ -70,9 +70,14 @@ def verify_by_rejection(
     line = first_line + num_accepted
     wanted = target_probs[line]  # [rows, vocabulary]
     if draft_token_ids.shape[1]:
-        rejected = _rejected_probs(draft_token_ids, draft_probs, num_accepted, wanted)
-        recovered = residual(wanted, rejected)
-        wanted = torch.where((num_accepted < num_draft_tokens).unsqueeze(1), recovered, wanted)
+        is_rejected = (num_accepted < num_draft_tokens).unsqueeze(1)
+        column = num_accepted.clamp(max=draft_token_ids.shape[1] - 1)
+        if draft_probs is None:
+            recovered = residual_of_certain(wanted, draft_token_ids.gather(1, column.unsqueeze(1)))
+        else:
+            q = draft_probs[torch.arange(len(column), device=column.device), column]
+            recovered = residual(wanted, q.to(wanted))
+        wanted = torch.where(is_rejected, recovered, wanted)
     return Verdict(num_accepted, draw(wanted.log(), token_keys[line]))
 
 
@@ -89,15 +94,9 @@ def residual(p: Tensor, q: Tensor) -> Tensor:  # [rows, vocabulary] three times
     return torch.where((left > 0).any(dim=1, keepdim=True), left, p)
 
 
-def _rejected_probs(
-    draft_token_ids: Tensor, draft_probs: Tensor | None, num_accepted: Tensor, like: Tensor
-) -> Tensor:  # [rows, vocabulary]
-    """q at each row's first token that was not accepted."""
-    column = num_accepted.clamp(max=draft_token_ids.shape[1] - 1)
-    if draft_probs is not None:
-        return draft_probs[torch.arange(column.shape[0], device=column.device), column].to(like)
-    token = draft_token_ids.gather(1, column.unsqueeze(1))
-    return torch.zeros_like(like).scatter_(1, token, 1.0)
+def residual_of_certain(p: Tensor, token_ids: Tensor) -> Tensor:  # [rows, vocabulary], [rows, 1]
+    """The same for a draft token of which q was certain: p without it. It was rejected, so p has others."""
+    return p.scatter(1, token_ids, 0.0)
 
 
 def _layout(draft_token_ids: Tensor, num_draft_tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
