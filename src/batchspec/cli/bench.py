@@ -108,7 +108,7 @@ def paper(
     with notes.status("loading PyTorch and transformers"):
         from batchspec.bench.paper import Workload, measure
         from batchspec.bench.paper_report import PLOTS, tables, write_plots
-        from batchspec.bench.prompts import digest, load_prompts
+        from batchspec.prompts import digest, load_prompts
         from batchspec.bench.results import check_folder, open_document, runs_of, write_document
     check_folder(output, resume, overwrite)
     # Loaded as EQSPEC, which runs whatever one of the arms can.
