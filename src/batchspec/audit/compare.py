@@ -1,15 +1,16 @@
 """One output against the reference: the same, a near-tie, or a violation.
 
-Only the first difference of a prompt is judged, since behind it the two texts are different. Let r be the reference's
-token there, c the candidate's, and z the target's logits in float32 after the tokens that both share. The *margin*
-is that of the two largest logits. The *shortfall* is how far the lower one of r and c is below the largest:
+Only the first difference of a prompt is judged, since behind it the two texts are different. Let r be the
+reference's token there, c the candidate's, and z the target's logits in float32 after the tokens that both share.
+The *margin* is that of the two largest logits. The *shortfall* is how far the lower one of r and c is below the
+largest:
 
     shortfall = max(z) - min(z[r], z[c])
 
 It is what is held against the noise floor. It is never below the margin (one of r and c is not the largest), so a
 near-tie needs both: two logits that are almost equal, *and* a candidate that chose one of them. A token that is
-third by far is a violation, however close the first two are. So is an output that ends without an end token or goes
-on behind one.
+third by far is a violation, however close the first two are. So is an output that ends without an end token or
+goes on behind one.
 """
 
 from __future__ import annotations
@@ -20,11 +21,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from batchspec.audit.answers import NOTHING, STOPPED, Answer, first_difference
 from batchspec.audit.target import Target, seen_as_text
-from batchspec.models.reference import forced_logits
+from batchspec.models.reference import Forced
 
 KINDS = ("identical", "near-tie", "violation", "error")
 
@@ -69,8 +69,8 @@ class Outcome:
     error: str | None = None
 
 
-def precise_logits(model: PreTrainedModel) -> Logits:
-    """Logits by teacher-forcing in float32; those asked for last are kept, as candidates often differ alike."""
+def precise_logits(forced: Forced) -> Logits:
+    """Logits by teacher-forcing; those asked for last are kept, as candidates often differ alike."""
     kept: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
 
     def logits(prompt: list[int], output: list[int]) -> Tensor:
@@ -78,7 +78,7 @@ def precise_logits(model: PreTrainedModel) -> Logits:
         if key not in kept:
             if len(kept) >= 16:
                 kept.pop(next(iter(kept)))
-            kept[key] = forced_logits(model, [(prompt, [*output, 0])])[0][-1]
+            kept[key] = forced([(prompt, [*output, 0])])[0][-1]
         return kept[key]
 
     return logits
@@ -127,9 +127,7 @@ def _at(tokens: list[int], position: int) -> int:
     return tokens[position] if position < len(tokens) else NOTHING
 
 
-def _describe(
-    target: Target, prompt: int, shared: list[int], row: Tensor, expected: int, got: int
-) -> Divergence:
+def _describe(target: Target, prompt: int, shared: list[int], row: Tensor, expected: int, got: int) -> Divergence:
     first, second = torch.topk(row, 2).values.tolist()
     return Divergence(
         position=len(shared),

@@ -13,9 +13,9 @@ references themselves, decoded token by token, are from the float32 argmax. If t
 gap g choose differently, g lies between their errors, so |g| <= max(|error A|, |error B|): that is why the errors
 of gaps, and not of single logits, are what counts. The factor of 2 is for engines whose kernels round somewhat more.
 
-The floor is never below 8 units of rounding of the largest logit, for float32 and float64, where all ways may agree.
-A padded batch can also be *wrong* for a model. A batch that is more than 8 times as noisy as the target alone (in
-float32 and float64, than 64 units of rounding) is left out of the estimate, and the report says so.
+In float32 and float64 all ways may agree, so the floor is never below 8 rounding units of the largest logit there.
+A padded batch can also be *wrong* for a model. One that is more than 8 times as noisy as the target alone (in
+float32 and float64: than 64 rounding units) is left out of the estimate, and the report says so.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from batchspec.audit.target import Target
-from batchspec.models.reference import forced_logits
+from batchspec.models.reference import Forced
 
 FACTOR = 2.0
 QUANTILE = 0.999
@@ -61,8 +60,9 @@ class NoiseFloor:
         if self.is_batch_used:
             return []
         return [
-            f"transformers' padded batch moves gaps by up to {self.batched:.3g}, more than rounding explains; it is "
-            "left out of the noise floor. A candidate that pads may be wrong for this model."
+            f"transformers' padded batch moves gaps by up to {self.batched:.3g}, more than rounding explains. "
+            f"It is "
+            "left out of the noise floor; a candidate that pads may be wrong for this model."
         ]
 
 
@@ -76,20 +76,21 @@ class _Gathered:
 
 
 def measure_noise(
-    target: Target, precise: PreTrainedModel, batch_size: int, done: Callable[[], None]
+    target: Target, own: Forced, exact: Forced, batch_size: int, done: Callable[[], None]
 ) -> NoiseFloor:
-    """Teacher-force all references, in batches of `batch_size`; `precise` is the target in float32 or wider."""
+    """Teacher-force all references, in batches of `batch_size`: by the target as it is (`own`), and in float32 or
+    wider (`exact`, the same function if it is)."""
     gathered = _Gathered()
     rows = list(zip(target.prompts, target.references, strict=True))
     size = max(2, batch_size)
     for start in range(0, len(rows), size):
         # A last batch that is not full is filled up with other prompts, so that all are batches.
         batch = [rows[(start + place) % len(rows)] for place in range(size)]
-        together = forced_logits(target.llm.model, batch)
+        together = own(batch)
         for row, batched in zip(rows[start : start + size], together, strict=False):
-            exact = forced_logits(precise, [row])[0]
-            alone = exact if precise is target.llm.model else forced_logits(target.llm.model, [row])[0]
-            _gather(gathered, exact, alone, batched, row[1])
+            precise = exact([row])[0]
+            alone = precise if exact is own else own([row])[0]
+            _gather(gathered, precise, alone, batched, row[1])
             done()
     return _estimate(gathered, target.dtype, target.llm.model.dtype, size)
 

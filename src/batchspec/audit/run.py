@@ -60,8 +60,8 @@ def figures(run: Run) -> dict[str, Figure]:
     """What a run comes to, over the prompts that were compared: errors are neither matches nor mismatches.
 
     `exact`: share of identical outputs (Wilson). `shared`: mean number of tokens before the first difference
-    (bootstrap over the prompts). `divergences` and `violations`: per 1,000 tokens that were compared, that is, up to
-    and with the first difference (exact Poisson).
+    (bootstrap over the prompts). `divergences` and `violations`: per 1,000 tokens that were compared,
+    that is, up to and with the first difference (exact Poisson).
     """
     compared = run.compared
     total = len(compared)

@@ -1,14 +1,15 @@
 """Does speculation leave the distribution of sampled tokens as it is? Two-sample permutation tests.
 
-For each prompt there are n outputs with and n without speculation. Compared are the first, second and third token (each
-by itself) and the length of the output. The statistic is that of chi-square for two samples,
-`sum (a - b)^2 / (a + b)` over the values seen, with `a` and `b` the times that each side has a value. Its
+For each prompt there are n outputs with and n without speculation. Compared are the first, second and third token
+(each by itself) and the length of the output. The statistic for tokens is that of chi-square for two samples, `sum
+(a - b)^2 / (a + b)` over the values seen, with `a` and `b` the times that each side has a value. For lengths it is
+Cramer's and von Mises', the same with cumulated counts, as lengths are numbers and hardly one comes twice. Their
 distribution is not assumed: the sides are shuffled, so the p-values are exact for any number of samples.
 
-Small faults show in no single prompt, so each of the four also has a *pooled* test, whose statistic is the sum over
-the prompts (shuffled within each). Half of the level goes to the four pooled tests and half to all single ones,
-each half corrected by Holm's method; several runs share the level evenly (Bonferroni). So a run that is free of
-faults fails with a probability of at most the level, and all of an audit's runs together do.
+Small faults show in no single prompt, so each of the four also has a *pooled* test, whose statistic is the sum
+over the prompts (shuffled within each). Half of the level goes to the four pooled tests and half to all single
+ones, each half corrected by Holm's method; several runs share the level evenly (Bonferroni). So a run that is free
+of faults fails with a probability of at most the level, and all of an audit's runs together do.
 """
 
 from __future__ import annotations
@@ -93,15 +94,19 @@ def compare_samples(
     if not pairs:
         return []
     num_shuffles = min(MOST, int(4 * len(FEATURES) * len(pairs) / level) + FEW)
+    num_pooled = min(MOST, int(8 * len(FEATURES) / level) + FEW)
     pooled: list[tuple[str, int | None, float, float]] = []
     single: list[tuple[str, int | None, float, float]] = []
     for place, feature in enumerate(FEATURES):
+        is_ordered = feature == "length"
         columns = []
         for prompt, one, other in pairs:
             first, second = ([features_of(output, ends)[place] for output in side] for side in (one, other))
             columns.append((first, second))
-            single.append((feature, prompt, *permutation_test([(first, second)], num_shuffles, generator)))
-        pooled.append((feature, None, *permutation_test(columns, int(40 / level) + FEW, generator)))
+            single.append(
+                (feature, prompt, *permutation_test([(first, second)], num_shuffles, generator, is_ordered))
+            )
+        pooled.append((feature, None, *permutation_test(columns, num_pooled, generator, is_ordered)))
     return [*_adjusted(pooled), *_adjusted(single)]
 
 
@@ -112,19 +117,23 @@ def _adjusted(family: list[tuple[str, int | None, float, float]]) -> Iterator[Sa
 
 
 def permutation_test(
-    strata: list[tuple[list[int], list[int]]], num_shuffles: int, generator: torch.Generator
+    strata: list[tuple[list[int], list[int]]],
+    num_shuffles: int,
+    generator: torch.Generator,
+    is_ordered: bool = False,
 ) -> tuple[float, float]:
     """Statistic and p-value of two samples, or of several pairs of them together, shuffled within each pair.
 
+    `is_ordered`: values are numbers, of which near ones are alike; else they are names.
     After `FEW` shuffles a p-value above 1 % is final; the others are computed anew with `num_shuffles`.
     """
-    tables = [_one_hot(*pair) for pair in strata]
-    observed = sum(float(_statistic(table, _kept(sizes).unsqueeze(0))) for table, sizes in tables)
+    tables = [_tabulate(*pair, is_ordered) for pair in strata]
+    observed = sum(float(_statistic(table, _sides(table))) for table in tables)
     p = 1.0
     for count in (FEW, num_shuffles):
         shuffled = torch.zeros(count)
-        for table, sizes in tables:
-            shuffled += _shuffled_statistics(table, sizes, count, generator)
+        for table in tables:
+            shuffled += _shuffled_statistics(table, count, generator)
         # A hair below: sums in another order must not turn what is equal into less.
         p = (1 + int((shuffled >= observed * (1 - 1e-5) - 1e-6).sum())) / (count + 1)
         if p > 0.01:
@@ -132,41 +141,53 @@ def permutation_test(
     return observed, p
 
 
-def _one_hot(first: list[int], second: list[int]) -> tuple[Tensor, tuple[int, int]]:
-    """Which of the values that were seen each sample has: `[samples of both, values]`; and the numbers of both."""
-    values = {value: place for place, value in enumerate(dict.fromkeys(first + second))}
-    places = torch.tensor([values[value] for value in first + second])
-    return torch.nn.functional.one_hot(places, len(values)).float(), (len(first), len(second))
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Two samples of values, side by side."""
+
+    has: Tensor
+    """1 where a sample has a value, or for ordered values at most that one, `[samples of both, values]`."""
+    weights: Tensor
+    """Of each value in the statistic, `[values]`."""
+    num_first: int
 
 
-def _kept(sizes: tuple[int, int]) -> Tensor:
-    """1 where a sample is of the first side, `[samples]`."""
-    return torch.cat([torch.ones(sizes[0]), torch.zeros(sizes[1])])
+def _tabulate(first: list[int], second: list[int], is_ordered: bool) -> _Table:
+    values = torch.tensor(first + second)
+    distinct, counts = values.unique(return_counts=True)  # sorted
+    if is_ordered:
+        has, weights = values.unsqueeze(1) <= distinct, counts / len(values) ** 2
+    else:
+        has, weights = values.unsqueeze(1) == distinct, 1 / counts
+    return _Table(has.float(), weights.float(), len(first))
 
 
-def _statistic(table: Tensor, side: Tensor) -> Tensor:
-    """`sum (a - b)^2 / (a + b)` with shares for unequal sizes: `table` `[N, values]`, `side` `[R, N]`; gives `[R]`."""
-    total = table.sum(0)
-    first = side @ table
-    num_first = side.sum(1, keepdim=True)
-    num_second = side.shape[1] - num_first
-    difference = first * (num_second / num_first).sqrt() - (total - first) * (num_first / num_second).sqrt()
-    return (difference**2 / total).sum(1)
+def _sides(table: _Table) -> Tensor:
+    """1 where a sample is of the first side, as observed, `[1, samples]`."""
+    return (torch.arange(len(table.has)) < table.num_first).float().unsqueeze(0)
 
 
-def _shuffled_statistics(
-    table: Tensor, sizes: tuple[int, int], count: int, generator: torch.Generator
-) -> Tensor:
+def _statistic(table: _Table, sides: Tensor) -> Tensor:
+    """`sum weight * (a sqrt(m/n) - b sqrt(n/m))^2` for sides of n and m: `sides` `[R, samples]`, gives `[R]`."""
+    num_first, num_second = table.num_first, len(table.has) - table.num_first
+    scale = (num_second / num_first) ** 0.5
+    first = sides @ table.has
+    difference = first * scale - (table.has.sum(0) - first) / scale
+    return (difference**2 * table.weights).sum(1)
+
+
+def _shuffled_statistics(table: _Table, count: int, generator: torch.Generator) -> Tensor:
     """The statistic of `count` random divisions into two sides of the same sizes, `[count]`."""
-    if table.shape[1] == 1:  # one value only: nothing to tell apart
+    num_samples, num_values = table.has.shape
+    if num_values == 1:  # nothing to tell apart
         return torch.zeros(count)
-    num_samples = sum(sizes)
     parts = []
-    for start in range(0, count, max(1, CHUNK // num_samples)):
-        rows = min(count - start, max(1, CHUNK // num_samples))
+    step = max(1, CHUNK // (num_samples + num_values))
+    for start in range(0, count, step):
+        rows = min(count - start, step)
         order = torch.rand(rows, num_samples, generator=generator).argsort(1)
-        side = torch.zeros(rows, num_samples).scatter_(1, order[:, : sizes[0]], 1.0)
-        parts.append(_statistic(table, side))
+        sides = torch.zeros(rows, num_samples).scatter_(1, order[:, : table.num_first], 1.0)
+        parts.append(_statistic(table, sides))
     return torch.cat(parts)
 
 

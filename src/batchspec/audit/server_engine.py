@@ -22,8 +22,8 @@ from batchspec.audit.target import retokenised
 from batchspec.llm import LLM
 
 TELL_IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 1}
-"""What makes servers tell token ids: the first is vLLM's, the second that of its older versions; llama.cpp puts ids
-beside log-probabilities. Servers that refuse unknown fields are asked without."""
+"""What makes servers tell token ids: the first is vLLM's, the second that of its older versions; llama.cpp puts
+ids beside log-probabilities. Servers that refuse unknown fields are asked without."""
 
 DIALECTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ids", TELL_IDS),
@@ -48,9 +48,7 @@ def open_server(target: LLM, spec: Spec) -> Engine:
     return partial(_answer_all, partial(_answer, target, spec.options["model"], post, dialects))
 
 
-def _answer_all(
-    answer: Callable[[Job], Answer], jobs: list[Job], batch_size: int
-) -> Iterator[tuple[int, Answer]]:
+def _answer_all(answer: Callable[[Job], Answer], jobs: list[Job], batch_size: int) -> Iterator[tuple[int, Answer]]:
     if jobs:  # alone, so that the dialect is known before many ask at once
         yield 0, answer(jobs[0])
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -72,9 +70,7 @@ def _answer_all(
         yield answers.get()
 
 
-def _answer(
-    target: LLM, model: str, post: Post, dialects: list[tuple[str, dict[str, Any]]], job: Job
-) -> Answer:
+def _answer(target: LLM, model: str, post: Post, dialects: list[tuple[str, dict[str, Any]]], job: Job) -> Answer:
     """Ask for one completion. Dialects in front of the one that the server understands are dropped for good."""
     for dialect in list(dialects):
         form, extras = dialect
@@ -141,7 +137,7 @@ def told_ids(choice: dict[str, Any]) -> list[int] | None:
 
 
 def prompt_as_text(target: LLM, token_ids: list[int]) -> str:
-    """Text that the tokenizer makes the same tokens of, if there is one (servers add the BOS token by themselves)."""
+    """Text that becomes the same tokens again, if there is one (servers add the BOS token by themselves)."""
     tokenizer: Any = target.tokenizer
     text = str(tokenizer.decode(token_ids, clean_up_tokenization_spaces=False))
     without = text.removeprefix(tokenizer.bos_token or "")

@@ -72,7 +72,9 @@ def parse_spec(text: str) -> Spec:
     if kind == "openai" and not options.get("model"):
         raise ValueError(f"--candidate {text!r} must name the server's model: openai:URL,model=NAME")
     if options.get("prompt", "ids") not in ("ids", "text") or not _is_time(options.get("timeout", 1)):
-        raise ValueError(f"--candidate {text!r}: prompt must be ids or text, and timeout a number of seconds above 0")
+        raise ValueError(
+            f"--candidate {text!r}: prompt must be ids or text, and timeout a number of seconds above 0"
+        )
     return Spec(text, kind, options, url)
 
 

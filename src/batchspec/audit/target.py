@@ -51,7 +51,7 @@ def answer_alone(target: Target, done: Callable[[], None]) -> None:
 
 
 def text_of(llm: LLM, token_ids: list[int]) -> str:
-    """The text of an output, as servers give it: without special tokens, and without half a character at its end."""
+    """The text of an output, as servers give it: without special tokens and half characters at its end."""
     tokenizer = llm.tokenizer
     if tokenizer is None:
         raise ValueError("text needs a tokenizer")

@@ -1,9 +1,9 @@
-"""What transformers itself gives: the target alone, in padded batches, assisted; and its logits for given tokens."""
+"""What transformers itself gives: the target alone, in padded batches, assisted; its logits for given tokens."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from typing import Any
 
@@ -12,6 +12,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from batchspec.models.attention import own_attention
+
+Forced = Callable[[list[tuple[list[int], list[int]]]], list[Tensor]]
+"""`forced_logits` of some model."""
 
 
 def generate_alone(
