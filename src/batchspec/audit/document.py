@@ -110,11 +110,20 @@ def _in_words(target: Target, code: int, runs: list[Run], sampling: list[Samplin
 
 def _remarks(noise: NoiseFloor | None, runs: list[Run]) -> list[str]:
     remarks = [] if noise is None else noise.remarks
+    sound = (run for run in runs if run.is_null and not run.counts["violation"])
+    usual = next((figures(run)["divergences"] for run in sound), None)
     for run in runs:
         if run.is_null and run.counts["violation"]:
             remarks.append(
                 f"The null band itself has {run.counts['violation']} differences above the noise floor: padded "
                 "batches of transformers may be wrong for this model, or the floor is too low. Judge with care."
+            )
+        rate = figures(run)["divergences"]
+        if usual is not None and not run.is_null and rate.low > usual.high:
+            remarks.append(
+                f"{run.candidate} at batch size {run.batch_size} differs more often than batching alone explains: "
+                f"{rate.value:.3g} against {usual.value:.3g} times in 1,000 tokens. If all are near-ties, it "
+                "rounds more than the target does in this dtype."
             )
         if run.num_from_text:
             remarks.append(
@@ -126,7 +135,9 @@ def _remarks(noise: NoiseFloor | None, runs: list[Run]) -> list[str]:
 
 
 def _floor_as_json(noise: NoiseFloor) -> dict[str, Any]:
-    return {name: value for name, value in asdict(noise).items() if name != "margins"}
+    margins = [margin for row in noise.margins for margin in row]
+    below = sum(margin <= noise.floor for margin in margins) / max(1, len(margins))
+    return {**{name: value for name, value in asdict(noise).items() if name != "margins"}, "share_below": below}
 
 
 def _run_as_json(run: Run) -> dict[str, Any]:

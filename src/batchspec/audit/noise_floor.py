@@ -10,8 +10,8 @@ speculation. At each position the gap between the two largest logits is compared
 
 where q is the 99.9 % quantile (with fewer than 1,000 positions the maximum), and the last term is how far the
 references themselves, decoded token by token, are from the float32 argmax. If two computations A and B of the same
-gap g choose differently, g lies between their errors, so |g| <= max(|error A|, |error B|): that is why the errors
-of gaps, and not of single logits, are what counts. The factor of 2 is for engines whose kernels round somewhat more.
+gap g choose differently, g lies between their errors: |g| <= max(|error A|, |error B|). That is why the errors of
+gaps, and not of single logits, are what counts. The factor of 2 is for engines whose kernels round somewhat more.
 
 In float32 and float64 all ways may agree, so the floor is never below 8 rounding units of the largest logit there.
 A padded batch can also be *wrong* for a model. One that is more than 8 times as noisy as the target alone (in
@@ -20,6 +20,7 @@ float32 and float64: than 64 rounding units) is left out of the estimate, and th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ class NoiseFloor:
     alone: float
     """q of the gap's error alone; 0 in float32 and float64, which are their own measure."""
     batched: float
+    """The same in a padded batch; infinite if there are logits that are no numbers."""
     shortfall: float
     """The furthest that a reference token is below the float32 argmax."""
     unit: float
@@ -101,7 +103,8 @@ def _gather(gathered: _Gathered, exact: Tensor, alone: Tensor, batched: Tensor, 
     gap = top.values[:, 0] - top.values[:, 1]
     for logits, errors in ((alone, gathered.alone), (batched, gathered.batched)):
         values = logits.gather(-1, top.indices)
-        errors.extend((values[:, 0] - values[:, 1] - gap).abs().tolist())
+        moved = (values[:, 0] - values[:, 1] - gap).abs()
+        errors.extend(moved.nan_to_num(nan=math.inf).tolist())  # some models give NaN in rows with padding
     chosen = exact.gather(-1, torch.tensor(tokens, device=exact.device).unsqueeze(-1)).squeeze(-1)
     gathered.shortfall.extend((top.values[:, 0] - chosen).tolist())
     gathered.margins.append(gap.tolist())

@@ -17,7 +17,8 @@ body { max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 table { border-collapse: collapse; width: 100%; font-size: .88rem; }
 th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e3e6ea; vertical-align: top; }
-th { color: #57606a; font-weight: 600; } td.number, th.number { text-align: right; white-space: nowrap; }
+th { color: #57606a; font-weight: 600; } td.number, th.number { text-align: right; }
+td.number { white-space: nowrap; } td:first-child { min-width: 11rem; }
 code { font: .85rem ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; background: #f3f4f6; }
 .verdict { padding: .8rem 1rem; border-left: 6px solid; margin: 1rem 0; font-size: 1.05rem; }
 .verdict.code0 { border-color: #2e7d32; background: #edf7ed; }
@@ -25,7 +26,7 @@ code { font: .85rem ui-monospace, monospace; white-space: pre-wrap; overflow-wra
 .verdict.code2, .verdict.code130 { border-color: #d98a00; background: #fff6e5; }
 .violation { color: #c62828; font-weight: 600; } .near-tie { color: #9a6200; } .null { color: #57606a; }
 .small { color: #57606a; font-size: .88rem; }
-svg { width: 100%; height: auto; } svg text { fill: #57606a; }
+svg { width: 100%; height: auto; }
 """
 
 
@@ -120,8 +121,8 @@ def _divergences(document: dict[str, Any]) -> str:
     heads = [
         "candidate",
         "class",
-        "the reference says",
-        "the candidate says",
+        "the target",
+        "the candidate",
         "after",
         "batch",
         "prompt",
@@ -134,7 +135,7 @@ def _divergences(document: dict[str, Any]) -> str:
             [escape("null band" if run["is_null"] else run["candidate"]),
              f'<span class="{outcome["kind"]}">{outcome["kind"]}</span>',
              _token(one["expected"], one["expected_text"]), _token(one["got"], one["got_text"]),
-             f"<code>{escape(one['context'])}</code>", str(run["batch_size"]), str(outcome["prompt"]),
+             f"<code>{escape(_one_line(one['context']))}</code>", str(run["batch_size"]), str(outcome["prompt"]),
              str(one["position"]), f"{one['margin']:.3g}", shortfall_text(one)]
         )  # fmt: skip
     more = f"<p>{len(found) - MOST_ROWS} more are in the JSON document.</p>" if len(found) > MOST_ROWS else ""
@@ -149,7 +150,13 @@ def _divergences(document: dict[str, Any]) -> str:
 
 
 def _token(token: int, text: str) -> str:
-    return f"<code>{escape(text)}</code>" + (f' <span class="small">{token}</span>' if token >= 0 else "")
+    return f"<code>{escape(_one_line(text))}</code>" + (
+        f' <span class="small">{token}</span>' if token >= 0 else ""
+    )
+
+
+def _one_line(text: str) -> str:
+    return text.replace("\n", "\u21b5")
 
 
 def _errors(document: dict[str, Any]) -> str:
@@ -196,10 +203,11 @@ def _noise_floor(document: dict[str, Any]) -> str:
         return ""
     rows = [
         ["error of the gap, alone against float32 (99.9 % quantile)", f"{noise['alone']:.3g}"],
-        ["error of the gap, in a padded batch against float32 (99.9 % quantile)", f"{noise['batched']:.3g}"],
+        ["error of the gap, in a padded batch against float32 (99.9 % quantile)", _logits(noise["batched"])],
         ["furthest that a reference token is below the float32 argmax", f"{noise['shortfall']:.3g}"],
         [f"rounding unit of {escape(noise['dtype'])} times the largest logit", f"{noise['unit']:.3g}"],
         ["<b>noise floor</b>", f"<b>{noise['floor']:.3g}</b>"],
+        ["tokens whose margin is below it", f"{noise['share_below']:.1%}"],
     ]
     return (
         "<h2>How the noise floor was found</h2><p>The references were fed to the target again: alone in "
@@ -212,6 +220,10 @@ def _noise_floor(document: dict[str, Any]) -> str:
         f"rounding units{'' if noise['is_batch_used'] else '; the batch was left out, see above'}.</p>"
         + _table(["", "logits"], rows, 1)
     )
+
+
+def _logits(value: float | None) -> str:
+    return "not a number" if value is None else f"{value:.3g}"
 
 
 def _provenance(document: dict[str, Any]) -> str:

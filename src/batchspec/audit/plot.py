@@ -27,9 +27,10 @@ def margins_svg(document: dict[str, Any]) -> str:
     points = "".join(f"M{across(place):.1f} {up(margin):.1f}h0" for place, margin in margins)
     parts = [
         _axes(across, up, low, high, max(place for place, _ in margins)),
-        f'<path d="{points}" stroke="#5b7a99" stroke-opacity="0.35" stroke-width="3" stroke-linecap="round"/>',
+        f'<path d="{points}" stroke="#5b7a99" stroke-opacity="0.5" stroke-width="4" stroke-linecap="round"/>',
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(floor):.1f}" y2="{up(floor):.1f}" stroke="#333" '
-        f'stroke-dasharray="6 4"/><text x="{WIDTH - RIGHT - 4}" y="{up(floor) - 6:.1f}" text-anchor="end">'
+        f'stroke-dasharray="6 4"/><text fill="#57606a" x="{WIDTH - RIGHT - 4}" y="{up(floor) - 6:.1f}" '
+        f'text-anchor="end">'
         f"noise floor {floor:.3g}</text>",
         *marks,
     ]
@@ -71,13 +72,15 @@ def _axes(across: Any, up: Any, low: float, high: float, last: int) -> str:
     for power in decades:
         y = up(10.0**power)
         lines.append(f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>')
+        lines.append(f'<text fill="#57606a" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">1e{power}</text>')
     for place in range(0, last + 1, max(1, -(-last // 8))):
         y = HEIGHT - BOTTOM + 16
-        lines.append(f'<text x="{across(place):.1f}" y="{y}" text-anchor="middle">{place}</text>')
+        lines.append(f'<text fill="#57606a" x="{across(place):.1f}" y="{y}" text-anchor="middle">{place}</text>')
     lines.append(
-        f'<text x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">position in the output</text>'
-        f'<text transform="translate(14 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">top-2 margin '
+        f'<text fill="#57606a" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">position in the '
+        f"output</text>"
+        f'<text fill="#57606a" transform="translate(14 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">top-2 '
+        f"margin "
         f"(logits)</text>"
     )
     return f'<g class="axes">{"".join(lines)}</g>'

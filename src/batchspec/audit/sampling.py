@@ -1,10 +1,15 @@
 """Does speculation leave the distribution of sampled tokens as it is? Two-sample permutation tests.
 
 For each prompt there are n outputs with and n without speculation. Compared are the first, second and third token
-(each by itself) and the length of the output. The statistic for tokens is that of chi-square for two samples, `sum
-(a - b)^2 / (a + b)` over the values seen, with `a` and `b` the times that each side has a value. For lengths it is
-Cramer's and von Mises', the same with cumulated counts, as lengths are numbers and hardly one comes twice. Their
-distribution is not assumed: the sides are shuffled, so the p-values are exact for any number of samples.
+(each by itself) and the length of the output. With `a` and `b` the times that each side has a value, the
+statistic:
+
+    tokens:   sum (a - b)^2 / sqrt(a + b)
+    lengths:  sum (A - B)^2 * (a + b)      with A and B the times that each side has at most that value
+
+The first stands between chi-square, in which many rare tokens drown the few that matter, and the plain distance.
+The second is Cramer's and von Mises': lengths are numbers, and hardly one comes twice. Their distributions are not
+assumed: the sides are shuffled, so the p-values are exact for any number of samples.
 
 Small faults show in no single prompt, so each of the four also has a *pooled* test, whose statistic is the sum
 over the prompts (shuffled within each). Half of the level goes to the four pooled tests and half to all single
@@ -156,9 +161,9 @@ def _tabulate(first: list[int], second: list[int], is_ordered: bool) -> _Table:
     values = torch.tensor(first + second)
     distinct, counts = values.unique(return_counts=True)  # sorted
     if is_ordered:
-        has, weights = values.unsqueeze(1) <= distinct, counts / len(values) ** 2
+        has, weights = values.unsqueeze(1) <= distinct, counts / len(values) ** 3
     else:
-        has, weights = values.unsqueeze(1) == distinct, 1 / counts
+        has, weights = values.unsqueeze(1) == distinct, counts**-0.5
     return _Table(has.float(), weights.float(), len(first))
 
 
