@@ -56,6 +56,15 @@ def test_faithful_engines_pass_and_the_reports_are_whole(common, tmp_path, capsy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "prompts.jsonl"]
 
 
+def test_a_draft_model_is_named_by_its_path(common, folder, tmp_path):
+    data = tmp_path / "out.json"
+    engines = [f"transformers-assisted:model={folder},num_speculative_tokens=3"]
+    engines += [f"batchspec:method=draft_model,model={folder}"]
+    candidates = [part for engine in engines for part in ("--candidate", engine)]
+    assert audit(*common, *candidates, "--batch-sizes", 3, "--json", data) == 0
+    assert [run["counts"]["identical"] for run in json.loads(data.read_text())["runs"]] == [6, 6, 6]
+
+
 def test_a_violation_is_exit_code_1_and_is_marked(common, tmp_path, capsys):
     page = tmp_path / "out.html"
     with fake_server(lambda body: choice([1, 2, 3], finish_reason="length")) as url:
