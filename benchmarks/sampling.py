@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 from batchspec import LLM, SamplingParams, bundled_model
-from batchspec.bench.prompts import load_prompts
 from batchspec.models.noise import noisy_copy
+from batchspec.prompts import load_prompts
 
 METHODS = ("coupled", "rejection")
 

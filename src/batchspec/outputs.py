@@ -67,3 +67,17 @@ class RequestOutput:
     metrics: RequestMetrics
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     """For each token of the prompt (None for the first, which nothing predicts); None if not asked for."""
+
+
+def common_prefix(first: list[int], second: list[int]) -> int:
+    """Tokens that two outputs share from the start on.
+
+    >>> common_prefix([1, 2, 3], [1, 2, 4, 3]), common_prefix([], [1])
+    (2, 0)
+    """
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

@@ -15,7 +15,7 @@ from typing import Any
 from batchspec.config import PoolConfig, SpeculativeConfig
 from batchspec.llm import LLM
 from batchspec.models.reference import generate_alone
-from batchspec.outputs import RequestOutput
+from batchspec.outputs import RequestOutput, common_prefix
 from batchspec.sampling_params import SamplingParams
 
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -202,20 +202,6 @@ def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
         waited_p99=percentile(waited, 99),
         stage_seconds=dict(timer.seconds),
     )
-
-
-def common_prefix(first: list[int], second: list[int]) -> int:
-    """Tokens that two outputs share from the start on.
-
-    >>> common_prefix([1, 2, 3], [1, 2, 4, 3]), common_prefix([], [1])
-    (2, 0)
-    """
-    count = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
 
 
 def percentile(ordered: list[int], percent: float) -> float:

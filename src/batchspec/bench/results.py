@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from batchspec.bench.paper import Run
-from batchspec.bench.provenance import provenance
+from batchspec.provenance import provenance
 
 FILE = "paper.json"
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchspec.cli import options
-from batchspec.cli.options import load_llm, notes
+from batchspec.cli.options import load_llm, notes, numbers
 from batchspec.config import PoolConfig, SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def paper(
     Example: batchspec bench paper --dataset question.jsonl --draft-noise 0.05 --batch-sizes 1,8 -o bench-paper
     """
     pool = PoolConfig(window, group_by, min_group, max_wait_rounds)
-    sizes, names = _numbers("--batch-sizes", batch_sizes), _arms(arms)
+    sizes, names = numbers("--batch-sizes", batch_sizes), _arms(arms)
     counts = {"--num-prompts": num_prompts or 1, "--repeats": repeats, "--max-tokens": max_tokens}
     counts |= {"--max-prompt-tokens": max_prompt_tokens, "--prompt-tokens": prompt_tokens or 1}
     for name, value in counts.items():
@@ -108,8 +108,8 @@ def paper(
     with notes.status("loading PyTorch and transformers"):
         from batchspec.bench.paper import Workload, measure
         from batchspec.bench.paper_report import PLOTS, tables, write_plots
-        from batchspec.bench.prompts import digest, load_prompts
         from batchspec.bench.results import check_folder, open_document, runs_of, write_document
+        from batchspec.prompts import digest, load_prompts
     check_folder(output, resume, overwrite)
     # Loaded as EQSPEC, which runs whatever one of the arms can.
     target = load_llm(model, dtype=dtype, device=device, max_model_len=max_model_len, strategy="eqspec")
@@ -212,16 +212,6 @@ def _speculative_config(drafter: dict[str, Any], num_speculative_tokens: int, ta
 
         draft = load_draft_model(drafter["model"], target.model, target.tokenizer)
     return SpeculativeConfig("draft_model", model=draft, num_speculative_tokens=num_speculative_tokens)
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    try:
-        numbers = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        numbers = []
-    if not numbers or numbers[0] < 1:
-        raise ValueError(f"{name} must be numbers of at least 1 with commas between, got {text!r}")
-    return numbers
 
 
 def _arms(text: str) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from batchspec.cli.audit import audit
 from batchspec.cli.bench import bench
 from batchspec.cli.demo import demo
 from batchspec.cli.generate import generate
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(audit)
 app.add_typer(bench, name="bench")
 
 

@@ -84,6 +84,21 @@ def speculative_config(
     }
 
 
+def numbers(name: str, text: str) -> list[int]:
+    """Read an option that is numbers with commas between; gives them in order, each once.
+
+    Raises:
+        ValueError: one is no number or less than 1.
+    """
+    try:
+        numbers = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        numbers = []
+    if not numbers or numbers[0] < 1:
+        raise ValueError(f"{name} must be numbers of at least 1 with commas between, got {text!r}")
+    return numbers
+
+
 def load_llm(model: str | None, **settings: Any) -> LLM:
     """Load the target with a word to the user, as it may take a while (and the first time converts a file)."""
     with notes.status("loading PyTorch and transformers"):

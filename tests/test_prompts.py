@@ -5,7 +5,7 @@ from toy_folders import text_llama
 from toy_text import byte_tokenizer
 
 from batchspec import LLM
-from batchspec.bench.prompts import digest, load_prompts
+from batchspec.prompts import digest, load_prompts
 
 ROWS = [
     {"category": "a", "turns": ["one", "two"]},

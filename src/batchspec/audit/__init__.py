@@ -1,0 +1,1 @@
+"""Proves or disproves, on any engine, that its outputs are the target model's."""

@@ -1,0 +1,117 @@
+"""`--candidate SPEC`: which engine is audited, and with which settings."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from batchspec.config import PoolConfig, SpeculativeConfig
+from batchspec.llm import LLM
+
+GIVEN = ("self", "model", "tokenizer", "skip_tokenizer_init", "dtype", "device", "max_num_seqs")
+"""Arguments of `LLM` that the audit sets itself: the same for all candidates, or the batch size."""
+
+CONFIGS = ("speculative_config", "pool_config")
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "batchspec": (
+        *(name for name in inspect.signature(LLM.__init__).parameters if name not in GIVEN + CONFIGS),
+        *(entry.name for config in (SpeculativeConfig, PoolConfig) for entry in fields(config)),
+    ),
+    "transformers": (),
+    "transformers-assisted": ("model", "num_speculative_tokens"),
+    "openai": ("model", "api_key", "timeout", "prompt"),
+}
+"""What each kind of engine can be told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A candidate as it was asked for."""
+
+    text: str
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    url: str = ""
+    """Of an OpenAI-compatible server, up to and without `/completions`."""
+
+    @property
+    def name(self) -> str:
+        """The text without secrets."""
+        key = self.options.get("api_key")
+        return self.text if key is None else self.text.replace(f"api_key={key}", "api_key=...")
+
+
+def parse_spec(text: str) -> Spec:
+    """Read `kind`, `kind:key=value,...` or `openai:URL,key=value,...`.
+
+    >>> parse_spec("batchspec:method=ngram,num_speculative_tokens=4").options
+    {'method': 'ngram', 'num_speculative_tokens': 4}
+
+    Raises:
+        ValueError: an unknown kind or key, a missing one, or a part that is no `key=value`.
+    """
+    kind, _, rest = text.partition(":")
+    if kind not in KEYS:
+        raise ValueError(f"--candidate must begin with one of {', '.join(KEYS)}, got {text!r}")
+    parts = [part.strip() for part in rest.split(",")] if rest else []
+    url = ""
+    if kind == "openai":
+        url = parts.pop(0).rstrip("/").removesuffix("/completions") if parts else ""
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--candidate {text!r} must name a URL: openai:http://host:port/v1,model=NAME")
+        url = url if url.endswith("/v1") or url.count("/") > 2 else f"{url}/v1"
+    options: dict[str, Any] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if not equals or key not in KEYS[kind] or key in options:
+            allowed = ", ".join(KEYS[kind]) or "none"
+            raise ValueError(f"--candidate {text!r}: {part!r} must be key=value, once each; keys are {allowed}")
+        options[key] = value if key in ("model", "api_key") else _value(value)
+    if kind == "openai" and not options.get("model"):
+        raise ValueError(f"--candidate {text!r} must name the server's model: openai:URL,model=NAME")
+    if options.get("prompt", "ids") not in ("ids", "text") or not _is_time(options.get("timeout", 1)):
+        raise ValueError(
+            f"--candidate {text!r}: prompt must be ids or text, and timeout a number of seconds above 0"
+        )
+    return Spec(text, kind, options, url)
+
+
+def llm_settings(options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a `batchspec` candidate, sorted into arguments of `LLM` with its two configs.
+
+    >>> llm_settings({"strategy": "exspec", "method": "ngram", "window": 8})["pool_config"]
+    {'window': 8}
+
+    Raises:
+        ValueError: settings of speculation without its `method`, or out of range.
+    """
+    speculation, pool = (
+        {entry.name: options[entry.name] for entry in fields(config) if entry.name in options}
+        for config in (SpeculativeConfig, PoolConfig)
+    )
+    settings = {name: value for name, value in options.items() if name not in speculation | pool}
+    if speculation:
+        SpeculativeConfig.from_dict(speculation)  # checked before anything is loaded
+        settings["speculative_config"] = speculation
+    if pool:
+        PoolConfig.from_dict(pool)
+        settings["pool_config"] = pool
+    return settings
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and 0 < value < float("inf")
+
+
+def _value(text: str) -> Any:
+    """A number or a truth value if it reads like one, else the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,175 @@
+"""`batchspec audit`: are an engine's outputs the target model's?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from batchspec.cli import options
+from batchspec.cli.options import load_llm, notes, numbers
+from batchspec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from batchspec.audit.session import Candidate, Found, Plan
+    from batchspec.audit.target import Target
+
+VERDICT_STYLES = {0: "bold green", 1: "bold red", 2: "bold yellow", 130: "bold yellow"}
+
+SAMPLING: dict[str, Any] = {"rich_help_panel": "Sampling"}
+
+
+def audit(
+    candidate: Annotated[
+        list[str],
+        typer.Option(
+            help="Engine to audit; may be repeated. [bold]batchspec:strategy=packed,method=ngram[/bold] (keys of "
+            "LLM and speculative_config), [bold]transformers[/bold], [bold]transformers-assisted[/bold] (prompt "
+            "look-up, or :model=PATH), [bold]openai:URL,model=NAME[/bold] (any OpenAI-compatible server).",
+        ),
+    ],
+    dataset: Annotated[
+        Path, typer.Option(help="JSONL of prompts: turns (the first one counts), messages or prompt.")
+    ],
+    model: options.Model = None,
+    batch_sizes: Annotated[
+        str, typer.Option(help="Batch sizes, with commas; with a server, requests at once.")
+    ] = "1,8",
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(help="Prompts, from all categories in turn. Default: 32, or all.", show_default=False),
+    ] = None,
+    max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
+    report: Annotated[
+        Path | None, typer.Option(help="HTML page to write; it needs no network.", show_default=False)
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="JSON document to write, with everything.", show_default=False)
+    ] = None,
+    sampling: Annotated[
+        bool,
+        typer.Option("--sampling", help="Compare sampled tokens, too, with and without speculation.", **SAMPLING),
+    ] = False,
+    samples: Annotated[int, typer.Option(help="Samples of each prompt and side.", **SAMPLING)] = 64,
+    temperature: Annotated[float, typer.Option(help="Of the samples.", **SAMPLING)] = 1.0,
+    tokenizer: options.Tokenizer = None,
+    max_model_len: options.MaxModelLen = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+) -> None:
+    """Prove or disprove that an engine's outputs are the target model's.
+
+    The reference is the target alone, one prompt at a time, greedy. Each output is identical, a near-tie (two
+    logits are so close that rounding decides; how close is measured), a violation, or an error. Run servers with
+    the target's weights in the same --dtype. After Ctrl-C the reports hold what is there. Exit code: 0 no
+    violation, 1 violations, 2 could not run, 130 stopped.
+
+    Example: batchspec audit --candidate batchspec:method=ngram --candidate transformers --dataset prompts.jsonl
+    --report audit.html
+    """
+    sizes = numbers("--batch-sizes", batch_sizes)
+    counts = {"--max-tokens": max_tokens, "--num-prompts": num_prompts or 1, "--samples": samples}
+    for name, value in (counts | {"--max-prompt-tokens": max_prompt_tokens}).items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if num_prompts == 0:
+        raise ValueError("--num-prompts must be at least 1, got 0")
+    if sampling and SamplingParams(temperature=temperature).is_greedy:
+        raise ValueError(f"--temperature must be above 0 with --sampling, got {temperature}")
+    for option, path in (("--report", report), ("--json", json)):
+        check_writable(option, path)
+    with notes.status("loading PyTorch and transformers"):
+        from batchspec.audit.session import Found, Plan, open_candidate
+        from batchspec.audit.spec import parse_spec
+        from batchspec.audit.target import Target, longest_prompt
+        from batchspec.prompts import digest, load_prompts
+    specs = [parse_spec(text) for text in dict.fromkeys(candidate)]
+    # Loaded as EQSPEC, which runs whatever one of the strategies can.
+    llm = load_llm(
+        model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len, strategy="eqspec"
+    )
+    prompts = load_prompts(dataset, llm, num_prompts, longest_prompt(llm, max_tokens, max_prompt_tokens))
+    target = Target(llm, prompts, max_tokens)
+    plan = Plan(sizes, samples if sampling else 0, temperature)
+    with notes.status("opening the candidates"):
+        opened = [open_candidate(target, spec, sampling) for spec in specs]
+    settings = {
+        "model": model or "the bundled SmolLM2-135M-Instruct",
+        "candidates": [one.name for one in opened],
+        "batch_sizes": sizes,
+        "dataset": dataset.name,
+        "prompts": digest(prompts),
+        "num_samples": plan.num_samples,
+        "temperature": temperature,
+    }
+    found = Found()
+    is_stopped = run_with_progress(target, opened, plan, found)
+    raise typer.Exit(show(target, settings, found, is_stopped, report, json))
+
+
+def check_writable(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything is loaded.
+
+    Raises:
+        ValueError: says which option is wrong and what is allowed.
+    """
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ValueError(f"{option} {str(path)!r} must be a file in a folder that exists")
+
+
+def run_with_progress(target: Target, candidates: list[Candidate], plan: Plan, found: Found) -> bool:
+    """Run the audit with a bar for each stage; True if Ctrl-C ended it."""
+    from batchspec.audit.session import audit_all
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=notes) as progress:
+
+        def start(name: str, total: int) -> Callable[[], None]:
+            task = progress.add_task(name, total=total)
+            return lambda: progress.advance(task)
+
+        try:
+            audit_all(target, candidates, plan, found, start)
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def show(
+    target: Target,
+    settings: dict[str, Any],
+    found: Found,
+    is_stopped: bool,
+    report: Path | None,
+    json: Path | None,
+) -> int:
+    """Write the reports, print the tables, and give the exit code."""
+    from batchspec.audit.document import as_json, make_document, write_whole
+    from batchspec.audit.page import html_page
+    from batchspec.audit.tables import tables
+
+    document = make_document(target, settings, found.noise, found.runs, found.sampling, is_stopped)
+    if json is not None:
+        write_whole(json, as_json(document))
+    if report is not None:
+        write_whole(report, html_page(document))
+    console = Console()
+    for table in tables(document):
+        console.print(table)
+    for remark in document["remarks"]:
+        console.print(remark, style="yellow", markup=False, highlight=False)
+    console.print(document["verdict"], style=VERDICT_STYLES[document["exit_code"]], markup=False, highlight=False)
+    for path in (json, report):
+        if path is not None:
+            notes.print(f"written: {path}", markup=False, highlight=False)
+    return int(document["exit_code"])

@@ -1,0 +1,213 @@
+"""`batchspec audit` as users run it, and the reports that it writes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+from fake_server import choice, fake_server
+
+from batchspec.audit import document, local_engines
+from batchspec.audit.compare import Divergence, Outcome
+from batchspec.audit.document import as_json, make_document, write_whole
+from batchspec.audit.page import html_page
+from batchspec.audit.run import Run
+from batchspec.cli.main import main
+
+
+def audit(*arguments):
+    """Exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+@pytest.fixture
+def common(folder, dataset):
+    return ["--model", folder, "--dataset", dataset, "--max-tokens", 12]
+
+
+def test_faithful_engines_pass_and_the_reports_are_whole(common, tmp_path, capsys):
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    engines = ["batchspec:method=ngram,num_speculative_tokens=3", "batchspec:strategy=eqspec,method=ngram"]
+    engines += ["transformers", "transformers-assisted"]
+    candidates = [part for engine in engines for part in ("--candidate", engine)]
+    options = ["--batch-sizes", "1,4", "--dtype", "float64", "--report", page, "--json", data]
+    assert audit(*common, *candidates, *options) == 0
+    assert "No violation" in capsys.readouterr().out
+    found = json.loads(data.read_text(), parse_constant=pytest.fail)  # neither NaN nor Infinity
+    assert [(run["candidate"], run["batch_size"]) for run in found["runs"][1:]] == [
+        (engine, size) for engine in engines for size in (1, 4)
+    ]
+    assert all(run["figures"]["exact"]["value"] == 1.0 for run in found["runs"])
+    assert found["settings"]["dtype"] == "float64"
+    assert {"torch", "transformers", "commit", "command"} <= found["provenance"].keys()
+    num_tokens = sum(map(len, found["references"]))
+    assert num_tokens == sum(map(len, found["margins"])) == found["noise_floor"]["num_positions"]
+    html = page.read_text()
+    assert not re.search(r"<script|<link|<img|src=|url\(|https?://(?!www\.w3\.org/2000/svg)", html)
+    assert "noise floor" in html
+    assert "<svg" in html
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "prompts.jsonl"]
+
+
+def test_a_draft_model_is_named_by_its_path(common, folder, tmp_path):
+    data = tmp_path / "out.json"
+    engines = [f"transformers-assisted:model={folder},num_speculative_tokens=3"]
+    engines += [f"batchspec:method=draft_model,model={folder}"]
+    candidates = [part for engine in engines for part in ("--candidate", engine)]
+    assert audit(*common, *candidates, "--batch-sizes", 3, "--json", data) == 0
+    assert [run["counts"]["identical"] for run in json.loads(data.read_text())["runs"]] == [6, 6, 6]
+
+
+def test_a_violation_is_exit_code_1_and_is_marked(common, tmp_path, capsys):
+    page = tmp_path / "out.html"
+    with fake_server(lambda body: choice([1, 2, 3], finish_reason="length")) as url:
+        assert audit(*common, "--candidate", f"openai:{url},model=m", "--batch-sizes", 2, "--report", page) == 1
+    assert "Violation" in capsys.readouterr().out
+    html = page.read_text()
+    assert 'class="verdict code1"' in html
+    assert html.count('<circle class="violation"') == 6
+
+
+def test_nothing_but_errors_is_exit_code_2(common, capsys):
+    assert audit(*common, "--candidate", "openai:http://127.0.0.1:9,model=m", "--batch-sizes", 1) == 2
+    assert "Could not run" in capsys.readouterr().out
+
+
+def test_sampling_is_audited_on_demand(common, tmp_path):
+    data = tmp_path / "out.json"
+    options = ["--sampling", "--samples", 12, "--num-prompts", 2, "--batch-sizes", 8, "--json", data]
+    candidates = ["--candidate", "batchspec:method=ngram", "--candidate", "transformers-assisted"]
+    assert audit(*common, *candidates, *options) == 0
+    first, second = json.loads(data.read_text())["sampling"]
+    assert (first["against"], second["against"]) == (
+        "the same engine without speculation",
+        "the target alone by transformers",
+    )
+    assert len(first["tests"]) == 4 + 4 * 2
+    assert first["level"] == 0.005
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--candidate", "vllm"], "--candidate must begin with one of"),
+        (["--candidate", "batchspec:strategy=fast"], "strategy must be one of packed, eqspec, exspec"),
+        (["--candidate", "transformers-assisted:model=./nowhere"], "there is no folder"),
+        (["--candidate", "transformers", "--batch-sizes", "0"], "--batch-sizes must be numbers of at least 1"),
+        (["--candidate", "transformers", "--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--candidate", "transformers", "--num-prompts", "0"], "--num-prompts must be at least 1"),
+        (["--candidate", "transformers", "--max-tokens", "999"], "must be less than the context window"),
+        (["--candidate", "transformers", "--sampling", "--temperature", "0"], "--temperature must be above 0"),
+        (["--candidate", "transformers", "--sampling", "--temperature", "-1"], "temperature must be a number"),
+        (["--candidate", "transformers", "--report", "/nowhere/out.html"], "must be a file in a folder that"),
+    ],
+)
+def test_a_bad_option_is_one_line_and_exit_code_2(common, capsys, options, message):
+    assert audit(*common, *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_an_engine_that_breaks_down_is_an_error_for_its_batch_only(common, tmp_path, monkeypatch):
+    generate, calls = local_engines.generate_batch, []
+
+    def broken(model, prompts, *arguments, **settings):
+        calls.append(len(prompts))
+        if len(calls) == 4:  # after the null band, which takes two batches of four
+            raise RuntimeError("out of <memory>")
+        return generate(model, prompts, *arguments, **settings)
+
+    monkeypatch.setattr(local_engines, "generate_batch", broken)
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    options = ["--batch-sizes", 4, "--json", data, "--report", page]
+    assert audit(*common, "--candidate", "transformers", *options) == 0
+    run = json.loads(data.read_text())["runs"][-1]
+    assert run["counts"] == {"identical": 4, "near-tie": 0, "violation": 0, "error": 2}
+    assert "RuntimeError: out of &lt;memory&gt;" in page.read_text()
+
+
+EVIL = "<script>alert(1)</script>&\"'"
+
+
+def test_no_text_becomes_markup(target):
+    divergence = Divergence(3, 5, 6, 0.1, float("inf"), EVIL, EVIL, EVIL)
+    outcomes = [
+        Outcome(0, "violation", 3, 4, divergence),
+        Outcome(1, "error", error=EVIL),
+    ]
+    settings = {"model": EVIL, "dataset": EVIL, "candidates": [EVIL], "batch_sizes": [1]}
+    found = make_document(target, settings, None, [Run(EVIL, 1, outcomes)], [], is_stopped=False)
+    found["remarks"].append(EVIL)
+    found["provenance"]["command"] = [EVIL]
+    html = html_page(found)
+    assert "<script" not in html
+    assert html.count("&lt;script&gt;") >= 9
+    tags = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag, attrs):
+            tags.append(tag)
+            assert all(EVIL not in (value or "") for _, value in attrs)
+
+    Reader().feed(html)
+    assert "script" not in tags
+    assert json.loads(as_json(found))["runs"][0]["outcomes"][0]["divergence"]["shortfall"] is None
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "out.html"
+    write_whole(path, "first")
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(document.os, "replace", fail)
+        with pytest.raises(OSError, match="disk full"):
+            write_whole(path, "second")
+    assert path.read_text() == "first"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.html"]
+    assert path.stat().st_mode & 0o777 == 0o666 & ~document._umask()
+
+
+def test_ctrl_c_leaves_reports_of_what_is_there(common, tmp_path):
+    """The server answers two prompts and then none; Ctrl-C does not wait for it."""
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    asked = []
+
+    def complete(body):
+        asked.append(body)
+        if len(asked) > 2:
+            time.sleep(3)
+        return choice([1, 2])
+
+    with fake_server(complete) as url:
+        command = [sys.executable, "-m", "batchspec.cli.main", "audit", *map(str, common)]
+        command += ["--candidate", f"openai:{url},model=m", "--batch-sizes", "1"]
+        process = subprocess.Popen(
+            [*command, "--report", page, "--json", data],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for _ in range(600):
+            if len(asked) > 2:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Stopped before the end" in said
+    found = json.loads(data.read_text())
+    assert found["stopped"]
+    assert len(found["runs"][-1]["outcomes"]) == 2
+    assert "Stopped before the end" in page.read_text()
