@@ -144,6 +144,7 @@ class PoolRunner(PackedRunner):
         self.cache = PoolCache(num_rows, max_length, timer)
         self._call = PaddedModel(model)
 
+    @torch.inference_mode()
     def _run(self, step: PackedStep, token_ids: Tensor, keep: Tensor | None, shapes: Shapes | None) -> Tensor:
         if is_too_wide(step, self.max_length):
             return row_by_row(step, token_ids, keep, self.forward)

@@ -75,7 +75,6 @@ class PackedRunner:
         """Those of the last forward pass."""
         self._cache_argument = cache_argument(model)
 
-    @torch.inference_mode()
     def forward(
         self,
         step: PackedStep,
@@ -84,6 +83,7 @@ class PackedRunner:
     ) -> Tensor:  # [N or M, vocabulary]
         return self._run(step, token_ids, keep, self.shapes)
 
+    @torch.inference_mode()
     def _run(self, step: PackedStep, token_ids: Tensor, keep: Tensor | None, shapes: Shapes | None) -> Tensor:
         check_eval_mode(self.model)
         self.cache.begin(step)
