@@ -98,7 +98,7 @@ def test_prompts_of_like_length_are_run_together_longest_first(monkeypatch):
     monkeypatch.setattr(
         llm.engine.runner,
         "prefill",
-        lambda row, tokens, start: lengths.append(len(tokens)) or prefill(row, tokens),
+        lambda row, tokens, start, read: lengths.append(len(tokens)) or prefill(row, tokens),
     )
     prompts = [[1] * length for length in (5, 30, 3, 29, 4)]
     outputs = llm.generate(prompts, greedy(max_tokens=3), use_tqdm=False)
