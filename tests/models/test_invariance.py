@@ -1,0 +1,144 @@
+"""Invariant numerics: tiny half-precision models of many kinds, and the probe that finds their shapes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
+
+from batchspec import LLM, SamplingParams
+from batchspec.layout.shapes import Shapes
+from batchspec.models import invariance
+from batchspec.models.invariance import Limits, cancelling, find_shapes, is_kept_by, token_counts
+
+FAMILIES = ("llama", "mistral", "mixtral", "gemma2", "gpt2", "gpt_oss")
+"""Full attention, a sliding window, experts, capped scores, another kind of linear layer, and sinks."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@cache
+def model(family: str, dtype: torch.dtype):
+    return make_model(family).to(dtype)
+
+
+@cache
+def make_llm(family: str, dtype: torch.dtype, batch_size: int, drafter: str) -> LLM:
+    drafting = {
+        "none": None,
+        "ngram": {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 5},
+        "itself": {"method": "draft_model", "model": model(family, dtype), "num_speculative_tokens": 3},
+    }
+    return LLM(
+        model(family, dtype),
+        skip_tokenizer_init=True,
+        max_num_seqs=batch_size,
+        max_model_len=MAX_LENGTH,
+        speculative_config=drafting[drafter],
+    )
+
+
+requests = st.lists(
+    st.tuples(
+        st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=20),
+        st.builds(
+            SamplingParams,
+            temperature=st.sampled_from([0.0, 0.7, 1.5]),
+            top_k=st.sampled_from([0, 5]),
+            seed=st.integers(0, 99),
+            max_tokens=st.integers(1, 12),
+        ),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def run(llm: LLM, prompts_and_params) -> list[list[int]]:
+    prompts, params = map(list, zip(*prompts_and_params, strict=True))
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=12, deadline=None)
+@given(
+    requests=requests,
+    dtype=st.sampled_from(DTYPES),
+    batch_size=st.sampled_from([2, 3, 8]),
+    drafter=st.sampled_from(["none", "ngram", "itself"]),
+    order=st.randoms(use_true_random=False),
+)
+def test_no_token_depends_on_the_batch(family, requests, dtype, batch_size, drafter, order):
+    alone = [run(make_llm(family, dtype, 1, "none"), [request])[0] for request in requests]
+    places = list(range(len(requests)))
+    order.shuffle(places)
+    together = run(make_llm(family, dtype, batch_size, drafter), [requests[place] for place in places])
+    assert together == [alone[place] for place in places]
+
+
+def test_cancelling_sums_are_what_rounding_leaves():
+    left, right = cancelling((3, 7), (4, 7), torch.empty(0, dtype=torch.float64))
+    assert (left @ right.T).abs().max() < 1e-12
+    assert left.abs().min(dim=1).values.tolist() == [0, 0, 0]  # an odd number has one that is no pair
+
+
+def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypatch):
+    """Half precision rounds the difference away in all but one of 65,000 ordinary sums."""
+    linear = F.linear
+
+    def other_way(rows, weight):
+        if rows.shape[0] in (3, 7):
+            return linear(rows.flip(1), weight.flip(1))
+        return linear(rows, weight)
+
+    monkeypatch.setattr(invariance.F, "linear", other_way)
+    monkeypatch.setattr(invariance, "_answers", {})
+    counts = token_counts(model("llama", torch.bfloat16), 16)
+    assert counts[-1] >= 16
+    assert not {3, 7} & set(counts)
+
+
+def test_a_model_that_mixes_the_tokens_of_a_step_is_refused(monkeypatch):
+    mixing = make_model("llama").to(torch.bfloat16)
+    monkeypatch.setattr(invariance, "_answers", {})
+
+    def mix(module, arguments, output):
+        return output + output.mean(dim=1, keepdim=True)
+
+    mixing.model.layers[0].mlp.register_forward_hook(mix)
+    with pytest.raises(
+        ValueError, match=r"numerics='invariant' cannot be had .* 'llama' in torch.bfloat16 on cpu"
+    ):
+        find_shapes(mixing, Limits(4, 3, MAX_LENGTH))
+
+
+def test_shapes_that_are_not_kept_to_are_told(monkeypatch):
+    """Attention that is summed over as many slots as there are, in the order of the other rows."""
+    shapes = find_shapes(model("llama", torch.float32), Limits(4, 3, MAX_LENGTH))
+    assert is_kept_by(model("llama", torch.float32), shapes, Limits(4, 3, MAX_LENGTH))
+    ragged = Shapes(tuple(range(1, 33)), 1)
+    assert not is_kept_by(model("llama", torch.float32), ragged, Limits(4, 3, MAX_LENGTH))
+
+
+def test_engines_of_all_sizes_share_one_class_of_shapes():
+    """Else a request would get other tokens in larger batches."""
+    found = [find_shapes(model("llama", torch.float32), Limits(rows, columns, MAX_LENGTH))
+             for rows, columns in ((1, 1), (3, 6), (16, 5))]  # fmt: skip
+    assert {(shapes.min_queries, shapes.in_blocks) for shapes in found} == {(found[0].min_queries, False)}
+    shared = set(found[0].token_counts)
+    assert all(shared <= set(shapes.token_counts) for shapes in found)
+
+
+def test_a_step_that_is_too_large_for_its_shapes_is_refused():
+    with pytest.raises(ValueError, match="a step must have at most 8 tokens, got 9"):
+        Shapes((4, 8), 1).num_tokens(9)
+
+
+def test_the_model_s_experts_are_left_as_they_were():
+    before = model("mixtral", torch.float32).config._experts_implementation
+    run(make_llm("mixtral", torch.float32, 2, "ngram"), [([1, 2, 3], SamplingParams(max_tokens=3))])
+    assert model("mixtral", torch.float32).config._experts_implementation == before
