@@ -31,11 +31,14 @@ def test_make_commands_exist(command):
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize("code", blocks("python"))
-def test_python_blocks_run(code, smollm, capsys):
+def test_python_blocks_run_one_after_the_other(smollm, capsys):
     """With the model from the disk instead of the hub."""
-    exec(code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", smollm), {})
-    assert "of the draft tokens were accepted" in capsys.readouterr().out
+    names: dict[str, object] = {}
+    for code in blocks("python"):
+        exec(code.replace("HuggingFaceTB/SmolLM2-135M-Instruct", smollm), names)
+    printed = capsys.readouterr().out
+    assert "of the draft tokens were accepted" in printed
+    assert '{"age": ' in printed
 
 
 @pytest.mark.real_model
@@ -43,7 +46,8 @@ def test_commands_run_one_after_the_other(smollm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "The capital of France is", "id": 7}, {"turns": ["Say yes.", "Say no."]}]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [command.split()[1] for command in commands("batchspec")] == ["generate", "generate", "bench", "audit"]
+    wanted = ["generate", "generate", "generate", "bench", "audit"]
+    assert [command.split()[1] for command in commands("batchspec")] == wanted
     for command in commands("batchspec"):
         if command.split()[1] in ("bench", "audit"):  # a small one
             command += " --max-tokens 4"

@@ -292,3 +292,26 @@ def test_no_generator_is_read_or_advanced(method):
 
     with torch.random.fork_rng():
         assert_same(run_after(1), run_after(2))
+
+
+def test_a_function_that_raises_a_token_unknown_to_the_draft_model_changes_nothing_but_its_drafts():
+    def boost(token_ids, logits):
+        logits[257] = 100.0
+        return logits
+
+    params = SamplingParams(seed=1, max_tokens=4, logits_processors=[boost])
+    for name in DRAFTING:
+        assert generate(make_llm(name), "ab", params)[0].outputs[0].token_ids == [257] * 4
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
+def test_a_token_may_be_forced_with_infinity_but_nan_is_refused(method):
+    def force(token_ids, logits):
+        logits[65] = float("inf")
+        return logits
+
+    llm = new_llm("ngram", method)
+    params = SamplingParams(seed=1, max_tokens=6, logits_processors=[force])
+    assert generate(llm, "abab ab", params)[0].outputs[0].token_ids == [65] * 6
+    with pytest.raises(ValueError, match="logits_processors must not return NaN"):
+        generate(llm, "ab", SamplingParams(logits_processors=[lambda token_ids, logits: logits * float("nan")]))

@@ -391,3 +391,9 @@ def test_a_stop_token_that_is_text_of_the_form_ends_the_request_where_it_comes()
 def test_errors_name_no_place_in_the_compiler():
     with pytest.raises(ValueError, match="structured_outputs regex cannot be compiled: Regex parsing error"):
         make_llm("none").generate("x", SamplingParams(structured_outputs={"regex": "("}), use_tqdm=False)
+
+
+def test_allowed_tokens_without_an_end_token_are_refused():
+    params = SamplingParams(structured_outputs={"choice": ["ab"]}, allowed_token_ids=TOKENIZER("abc").input_ids)
+    with pytest.raises(ValueError, match="allowed_token_ids must hold an end token with structured_outputs"):
+        make_llm("none").generate("x", params, use_tqdm=False)

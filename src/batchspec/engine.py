@@ -114,9 +114,9 @@ class Engine:
 
     def abort_all_requests(self) -> None:
         """Drop all requests, and outputs that were not given out yet."""
-        self.scheduler.waiting.clear()
-        for sequence in self.scheduler.running:
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             sequence.finish_reason = sequence.finish_reason or "abort"
+        self.scheduler.waiting.clear()
         self._release_finished()
         self._ended.clear()
 

@@ -81,6 +81,8 @@ class Intake:
         ends = self.eos_token_ids.union(params.stop_ids)
         if params.min_tokens and params.allowed_ids and ends.issuperset(params.allowed_ids):
             raise ValueError("allowed_token_ids must hold more than end tokens, as min_tokens forbids those")
+        if params.structured_outputs is not None and params.allowed_ids and ends.isdisjoint(params.allowed_ids):
+            raise ValueError("allowed_token_ids must hold an end token with structured_outputs, to end its form")
         self._check_ids("logit_bias", list(params.logit_bias or ()))
         for word in params.bad_words or ():
             if isinstance(word, str):

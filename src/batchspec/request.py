@@ -132,10 +132,11 @@ class Sequence:
         matched = None
         if self.watch is not None and (self.params.include_stop_str_in_output or not (is_eos or is_stop)):
             matched = self.watch(token_id)
-        self.token_ids.append(token_id)
-        self.accepted.append(accepted)
+        place = self.num_output_tokens
+        self.accepted[place:] = [accepted]
         if logprobs is not None:
-            self.logprobs.append(logprobs)
+            self.logprobs[place:] = [logprobs]
+        self.token_ids.append(token_id)  # last: what says that the token is there
         if self.is_finished:  # aborted by its own watch
             return
         if is_eos or is_stop or matched is not None:
@@ -147,7 +148,8 @@ class Sequence:
     def to_output(self) -> RequestOutput:
         """A snapshot of the whole request, which later rounds do not change; without text, as the engine knows
         none."""
-        metrics = RequestMetrics(accepted=[flag for sibling in self.siblings for flag in sibling.accepted])
+        accepted = [flag for one in self.siblings for flag in one.accepted[: one.num_output_tokens]]
+        metrics = RequestMetrics(accepted=accepted)
         for sibling in self.siblings:
             metrics.add(sibling.stats)
         return RequestOutput(
@@ -162,7 +164,8 @@ class Sequence:
 
     def _to_completion(self) -> CompletionOutput:
         wanted = self.params.logprobs is not None
-        chosen = zip(self.output_token_ids, self.logprobs, strict=True) if wanted else ()
+        logprobs = self.logprobs[: self.num_output_tokens]
+        chosen = zip(self.output_token_ids, logprobs, strict=True) if wanted else ()
         return CompletionOutput(
             index=self.index,
             text="",
@@ -170,5 +173,5 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             cumulative_logprob=sum(entry[token].logprob for token, entry in chosen) if wanted else None,
-            logprobs=list(self.logprobs) if wanted else None,
+            logprobs=logprobs if wanted else None,
         )

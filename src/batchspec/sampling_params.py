@@ -31,7 +31,7 @@ class SamplingParams:
     n: int = 1
     """Answers to the prompt, which is computed once for all of them. They differ by their noise only."""
     temperature: float = 1.0
-    """Logits are divided by it before a token is drawn. 0.0: no drawing, the most probable token (greedy)."""
+    """Logits are divided by it before a token is drawn, 0 to 1e6. 0.0: the most probable token (greedy)."""
     top_p: float = 1.0
     """Draw among the most probable tokens that together hold this much probability, 0 < top_p <= 1."""
     top_k: int = 0
@@ -46,7 +46,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken from a token's logit once for each time that the output holds it, -2 to 2."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens that prompt or output hold; above 0."""
+    """Divides positive and multiplies negative logits of tokens that prompt or output hold; 1e-6 to 1e6."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of these token ids, -100 to 100 each."""
     bad_words: Listed[str | Listed[int]] | None = None
@@ -99,7 +99,9 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.n > 1 and self.is_greedy:
-            raise ValueError(f"n must be 1 with temperature 0, where all answers are the same, got {self.n}")
+            raise ValueError(
+                f"n must be 1 with temperature 0, which gives the same answer each time, got {self.n}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -126,15 +128,15 @@ class SamplingParams:
 
     def _check_numbers(self) -> None:
         _check_int("n", self.n, 1)
-        _check_float("temperature", self.temperature, 0.0)
+        _check_float("temperature", self.temperature, 0.0, 1e6)
         _check_float("top_p", self.top_p, 0.0, 1.0, low_is_allowed=False)
         _check_int("top_k", self.top_k, -1)
         _check_float("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        if self.seed is not None and (not _is_int(self.seed) or not -(1 << 63) <= self.seed < 1 << 64):
+            raise ValueError(f"seed must be an integer from -2**63 to 2**64 - 1 or None, got {self.seed!r}")
         _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, low_is_allowed=False)
+        _check_float("repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         if self.max_tokens is not None and (not _is_int(self.max_tokens) or self.max_tokens < 1):
             raise ValueError(f"max_tokens must be an integer of at least 1 or None, got {self.max_tokens!r}")
         _check_int("min_tokens", self.min_tokens, 0)
@@ -207,10 +209,9 @@ def _check_ids(name: str, value: tuple[Any, ...]) -> None:
         raise ValueError(f"{name} must be a list of token ids (0 or more), got {value!r}")
 
 
-def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if not _is_int(value) or value < low or (high is not None and value > high):
-        allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-        raise ValueError(f"{name} must be an integer {allowed}, got {value!r}")
+def _check_int(name: str, value: Any, low: int) -> None:
+    if not _is_int(value) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
 
 
 def _check_float(

@@ -21,7 +21,9 @@ class Scheduler:
         if self.running and not self.refill:
             return
         while self.waiting and len(self.running) < self.num_rows:
-            self.running.append(self.waiting.popleft())
+            if self.waiting[0] not in self.running:  # else cut off here before
+                self.running.append(self.waiting[0])
+            self.waiting.popleft()
 
     def release(self, row: int) -> int:
         """Take the sequence out of `row` and let the last row's sequence move there; returns the last row.
@@ -43,7 +45,8 @@ class Scheduler:
 
     def hand_over(self, row: int) -> Sequence:
         """Let the next waiting sequence have a row as it is; returns that sequence."""
-        self.running[row] = self.waiting.popleft()
+        self.running[row] = self.waiting[0]
+        self.waiting.popleft()
         return self.running[row]
 
     def find(self, request_id: str) -> Sequence | None:

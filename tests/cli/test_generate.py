@@ -87,6 +87,13 @@ def test_drawn_answers_depend_on_line_and_seed_only(tmp_path, model, prompts):
     assert len({tuple(text) for text in texts[0]}) == 7
 
 
+def test_a_sampling_method_is_checked_and_needs_a_drafter(tmp_path, model, prompts, capsys):
+    for value, message in (("typical", "must be one of coupled, rejection"), ("rejection", "needs --method or")):
+        arguments = ["-i", prompts, "-o", tmp_path / "x.jsonl", "--model", model, "--sampling-method", value]
+        assert run(*arguments) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_several_answers_are_a_list_with_log_probabilities_if_asked_for(tmp_path, model, capsys):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_text('{"prompt": "a b"}\n{"turns": ["x", "y"]}\n')

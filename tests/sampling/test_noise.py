@@ -233,3 +233,13 @@ def test_draws_add_the_table_however_many_tokens_are_possible(some, seed, hidden
     scores.masked_fill_(is_hidden, -torch.inf)
     wanted = (scores + gumbel_table(keys(some, TOKEN), VOCAB)).argmax(dim=1)
     assert torch.equal(draw(scores, keys(some, TOKEN)), wanted)
+
+
+def test_the_default_dtype_of_the_process_changes_no_noise():
+    places = keys([(1, 0, 5)], 0)
+    wanted = gumbel_table(places, 50)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(gumbel_table(places, 50), wanted)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -44,7 +44,7 @@ def generate(
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after end tokens.")] = False,
     temperature: Annotated[
-        float, typer.Option(help="0: the most probable token; above: draw, the flatter the higher.", **SAMPLING)
+        float, typer.Option(help="0: the most probable token; above, tokens are drawn.", **SAMPLING)
     ] = 0.0,
     top_p: Annotated[
         float, typer.Option(help="Draw among the most probable tokens that hold this much together.", **SAMPLING)
@@ -56,13 +56,15 @@ def generate(
         float, typer.Option(help="Draw among tokens of at least this share of the best one's.", **SAMPLING)
     ] = 0.0,
     n: Annotated[
-        int, typer.Option("-n", help="Answers to each line, as a list [bold]outputs[/bold].", **SAMPLING)
+        int,
+        typer.Option(
+            "-n", help="Answers to each line, as a list [bold]outputs[/bold] (not for turns).", **SAMPLING
+        ),
     ] = 1,
     seed: Annotated[
         int,
         typer.Option(
-            help="Another seed, other draws. A line's draws depend on seed and line alone: not on the batch size, "
-            "the drafter, or a restart.",
+            help="A line's draws depend on this and the line alone: not on batch size, drafter, or restarts.",
             **SAMPLING,
         ),
     ] = 0,
@@ -78,7 +80,7 @@ def generate(
     logprobs: Annotated[
         int | None,
         typer.Option(
-            help="Write each token's log-probability, and those of so many most probable ones.",
+            help="Write each token's log-probability, and those of so many most probable ones; -1: of all.",
             show_default=False,
             **SAMPLING,
         ),
@@ -134,6 +136,8 @@ def generate(
         stop_token_ids=stop_token_id,
         ignore_eos=ignore_eos,
     )
+    if params.is_greedy and (top_p, top_k, min_p) != (1.0, 0, 0.0):
+        notes.print("[yellow]--top-p, --top-k and --min-p do nothing at --temperature 0, the default[/yellow]")
     drafting = speculative_config(
         method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, sampling_method
     )

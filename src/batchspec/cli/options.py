@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from batchspec.config import SAMPLING_METHODS
+
 if TYPE_CHECKING:
     from batchspec.llm import LLM
 
@@ -72,7 +74,13 @@ def speculative_config(
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
     if method == "draft_model" and draft_model is None:
         raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
+    if sampling_method not in SAMPLING_METHODS:
+        raise ValueError(
+            f"--sampling-method must be one of {', '.join(SAMPLING_METHODS)}, got {sampling_method!r}"
+        )
     if method is None and draft_model is None:
+        if sampling_method != "coupled":
+            raise ValueError(f"--sampling-method {sampling_method} needs --method or --draft-model")
         return None
     return {
         "method": method or "draft_model",

@@ -22,5 +22,5 @@ def commit(sequence: Sequence, gain: Gain, num_draft_tokens: int) -> None:
             if sequence.is_finished:
                 break
     finally:  # a token watch may raise; what was committed before is committed
-        kept = sequence.accepted[num_before:]
+        kept = sequence.accepted[num_before : sequence.num_output_tokens]
         sequence.stats.count_round(num_draft_tokens, sum(kept), len(kept))

@@ -54,7 +54,9 @@ class DraftModelDrafter:
             logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
             drafting = [place for place, limit in enumerate(limits) if limit > column]
             lines = column_lines(list(batch.values()), drafts, drafting, column)
-            tokens, drawn_from = self.draw(process(self._fitted(logits), lines), lines)
+            logits = process(self._fitted(logits), lines)
+            logits[:, self.draft_vocab_size :] = -torch.inf  # whatever a request's own functions say
+            tokens, drawn_from = self.draw(logits, lines)
             drafts[lines.row_index, column] = tokens
             if drawn_from is not None:
                 all_rows = drawn_from.new_zeros(len(rows), self.target_vocab_size)

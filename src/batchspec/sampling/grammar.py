@@ -45,9 +45,8 @@ class GrammarCompiler:
         try:
             compiled = COMPILE[kind](self._compiler, value)
         except Exception as error:
-            reason = re.sub(
-                r"^\[[^]]*\] \S+: ", "", str(error).strip().splitlines()[0]
-            )  # without its place in C++
+            text = re.sub(r"^\[[^]]*\] \S+: ", "", str(error).strip())  # without its place in C++
+            reason = text.partition("\n")[0]
             raise ValueError(f"structured_outputs {kind} cannot be compiled: {reason}") from error
         return lambda: TokenGrammar(compiled, self.vocab_size, end_token_ids)
 

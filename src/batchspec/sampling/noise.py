@@ -51,7 +51,7 @@ def gumbel(keys: Tensor, token_ids: Tensor) -> Tensor:  # int64, of one shape; f
 
 def gumbel_table(keys: Tensor, vocab_size: int) -> Tensor:  # [M] int64; [M, vocabulary] float32
     """The noise of all tokens for each key."""
-    table = torch.empty(keys.shape[0], vocab_size, device=keys.device)
+    table = torch.empty(keys.shape[0], vocab_size, dtype=torch.float32, device=keys.device)
     token_ids = torch.arange(vocab_size, device=keys.device)
     size = max(1, BLOCK // vocab_size)
     for start in range(0, keys.shape[0], size):

@@ -15,6 +15,8 @@ from torch import Tensor
 from batchspec.layout.transfer import to_device
 from batchspec.sampling.lines import Lines
 
+LARGE = 1e30
+
 
 def process(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice; the result is float32 or wider
     """Apply all processors that the requests of these lines ask for. May change `logits` in place."""
@@ -25,10 +27,10 @@ def process(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice; t
 
 
 def call_functions(logits: Tensor, lines: Lines) -> None:  # logits: [N, vocabulary], changed in place
-    """`logits_processors`.
+    """`logits_processors`. Infinity, with which a token is forced, becomes a large number, to be computed with.
 
     Raises:
-        ValueError: a function gives back something else than logits.
+        ValueError: a function gives back something else than logits, or NaN among them.
     """
     for line, params in enumerate(lines.params):
         for function in params.logits_processors or ():
@@ -38,7 +40,9 @@ def call_functions(logits: Tensor, lines: Lines) -> None:  # logits: [N, vocabul
                     f"logits_processors must return logits of shape [{logits.shape[1]}], and {function!r} "
                     f"returned {tuple(changed.shape) if isinstance(changed, Tensor) else changed!r}"
                 )
-            logits[line] = changed
+            if changed.isnan().any():
+                raise ValueError(f"logits_processors must not return NaN, and {function!r} did")
+            logits[line] = changed.clamp(max=LARGE)
 
 
 def allow_only(logits: Tensor, lines: Lines) -> None:
