@@ -46,7 +46,8 @@ def test_commands_run_one_after_the_other(smollm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "The capital of France is", "id": 7}, {"turns": ["Say yes.", "Say no."]}]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert [command.split()[1] for command in commands("batchspec")] == ["generate", "generate", "generate", "bench"]
+    wanted = ["generate", "generate", "generate", "bench"]
+    assert [command.split()[1] for command in commands("batchspec")] == wanted
     for command in commands("batchspec"):
         if "bench" in command:  # a small one
             command += " --max-tokens 4"
