@@ -154,11 +154,6 @@ class EngineConfig:
         return self.strategy == "packed" and self.numerics == "invariant"
 
     @property
-    def num_step_tokens(self) -> int:
-        """Most tokens of a step of the target."""
-        return self.max_num_seqs * (1 + self.num_speculative_tokens)
-
-    @property
     def num_rows(self) -> int:
         """Rows of the cache: a batch, or with EXSPEC a pool from which batches are chosen."""
         if self.strategy != "exspec":

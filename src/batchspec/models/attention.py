@@ -59,8 +59,6 @@ class StepContext:
     def __init__(self, step: PackedStep, shapes: Shapes | None) -> None:
         self.step = step
         self.shapes = shapes
-        self.kinds: set[AttentionKind] = set()
-        """The kinds of the layers that have attended."""
         self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
 
     def mask(self, window: int | None, num_groups: int, like: Tensor) -> Tensor:
@@ -77,11 +75,11 @@ _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
 
 _context: ContextVar[StepContext] = ContextVar("batchspec_step_context")
 
+_observed: ContextVar[set[AttentionKind] | None] = ContextVar("batchspec_observed_attention", default=None)
+
 
 @contextmanager
-def packed_attention(
-    model: PreTrainedModel, step: PackedStep, shapes: Shapes | None = None
-) -> Iterator[StepContext]:
+def packed_attention(model: PreTrainedModel, step: PackedStep, shapes: Shapes | None = None) -> Iterator[None]:
     """Within this context `model` attends by `step`'s layout; outside of it the model is as it was.
 
     With `shapes`, experts too are computed token by token, in shapes that do not depend on the routing.
@@ -91,20 +89,29 @@ def packed_attention(
     with _locks[id(model.config)]:
         configs = list(_with_sub_configs(model.config))
         before = [(config._attn_implementation, config._experts_implementation) for config in configs]
-        context = StepContext(step, shapes)
-        token = _context.set(context)
+        token = _context.set(StepContext(step, shapes))
         model.config._attn_implementation = NAME  # passed on to all sub-configs
         if shapes is not None:
             model.config._experts_implementation = EXPERTS
         try:
-            yield context
+            yield
         finally:
-            for config, (attention, experts) in zip(
-                configs, before, strict=True
-            ):  # outer ones first: they pass on
+            # Outer configs first, as they pass theirs on.
+            for config, (attention, experts) in zip(configs, before, strict=True):
                 config._attn_implementation = attention
                 config._experts_implementation = experts
             _context.reset(token)
+
+
+@contextmanager
+def observed_attention() -> Iterator[set[AttentionKind]]:
+    """Within this context the kinds of the layers that attend are noted down."""
+    kinds: set[AttentionKind] = set()
+    token = _observed.set(kinds)
+    try:
+        yield kinds
+    finally:
+        _observed.reset(token)
 
 
 @contextmanager
@@ -147,18 +154,9 @@ def packed_attention_forward(
     num_groups = num_heads // num_kv_heads
     grid = _to_grid(query, step, num_kv_heads)  # [rows, kv heads, groups * columns, head size]
     mask = context.mask(_window(module, kwargs), num_groups, key)
-    context.kinds.add(
-        AttentionKind(
-            num_kv_heads,
-            num_groups,
-            key.shape[3],
-            value.shape[3],
-            softcap is not None,
-            s_aux is not None,
-            key.dtype,
-            key.device,
-        )
-    )
+    if (kinds := _observed.get()) is not None:
+        sizes = (num_kv_heads, num_groups, key.shape[3], value.shape[3])
+        kinds.add(AttentionKind(*sizes, softcap is not None, s_aux is not None, key.dtype, key.device))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     sinks = None if s_aux is None else _sink_column(s_aux, num_kv_heads, step.num_columns)
     if context.shapes is not None:

@@ -29,7 +29,7 @@ from transformers.pytorch_utils import Conv1D
 
 from batchspec.layout.packed import pack
 from batchspec.layout.shapes import SLOT_BLOCK, Shapes
-from batchspec.models.attention import AttentionKind, attend_invariantly, with_queries
+from batchspec.models.attention import AttentionKind, attend_invariantly, observed_attention, with_queries
 from batchspec.models.runner import PackedRunner
 
 ANCHOR = 32
@@ -159,9 +159,9 @@ def cancelling(left: tuple[int, ...], right: tuple[int, ...], like: Tensor) -> t
 
 def attention_kinds(model: PreTrainedModel) -> frozenset[AttentionKind]:
     """The kinds of attention layers, as one token meets them."""
-    runner = PackedRunner(model, 1, 1)
-    runner.forward(pack([0], [1], model.device), torch.zeros(1, dtype=torch.long, device=model.device))
-    return frozenset(runner.attention_kinds)
+    with observed_attention() as kinds:
+        PackedRunner(model, 1, 1).forward(pack([0], [1], model.device), _line(model, [0]))
+    return frozenset(kinds)
 
 
 def min_queries(kind: AttentionKind, in_blocks: bool) -> int | None:

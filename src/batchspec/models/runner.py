@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.shapes import Shapes
 from batchspec.layout.transfer import to_device
-from batchspec.models.attention import AttentionKind, packed_attention
+from batchspec.models.attention import packed_attention
 from batchspec.models.slot_cache import SlotCache
 
 PREFILL_CHUNK = 512
@@ -71,8 +71,6 @@ class PackedRunner:
         self.max_length = max_length
         self.num_rows = num_rows
         self.cache = SlotCache(num_rows, max_length, reads_blocks=shapes is not None)
-        self.attention_kinds: set[AttentionKind] = set()
-        """Those of the last forward pass."""
         self._cache_argument = cache_argument(model)
 
     def forward(
@@ -88,7 +86,7 @@ class PackedRunner:
         check_eval_mode(self.model)
         self.cache.begin(step)
         num_added = shapes.num_tokens(step.num_tokens) - step.num_tokens if shapes else 0
-        with packed_attention(self.model, step, shapes) as context:
+        with packed_attention(self.model, step, shapes):
             output = self.model(
                 input_ids=F.pad(token_ids, (0, num_added)).unsqueeze(0),
                 position_ids=F.pad(step.slots, (0, num_added)).unsqueeze(0),
@@ -96,7 +94,6 @@ class PackedRunner:
                 use_cache=True,
                 **{self._cache_argument: self.cache},
             )
-        self.attention_kinds = context.kinds
         logits: Tensor = output.logits[0]
         return logits[: step.num_tokens] if keep is None else logits
 
