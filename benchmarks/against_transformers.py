@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -26,8 +27,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from batchspec import LLM, SamplingParams, __version__
 from batchspec.models.loader import bundled_model, hide_progress_bars, model_folder
+from batchspec.models.prepacking import prepacked_copy
 
 METHODS = ("transformers", "none", "ngram")
+as_loaded_by_llm = cache(prepacked_copy)
 
 
 def main() -> None:
@@ -58,6 +61,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--prompt-lookup-min", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--numerics", default="invariant")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     return parser.parse_args()
@@ -127,7 +131,11 @@ def make_method(
         "prompt_lookup_min": args.prompt_lookup_min,
     }
     llm = LLM(
-        model, tokenizer=tokenizer, speculative_config=config if name != "none" else None, max_num_seqs=batch_size
+        as_loaded_by_llm(model),
+        tokenizer=tokenizer,
+        speculative_config=config if name != "none" else None,
+        max_num_seqs=batch_size,
+        numerics=args.numerics,
     )
 
     def run(batch: list[list[int]], num_tokens: int) -> list[list[int]]:

@@ -19,6 +19,7 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 from batchspec.detokenizer import Detokenizer, bad_word_ids
 from batchspec.drafting.build import Target, build_drafter
 from batchspec.engine import Engine
+from batchspec.models import prepacking
 from batchspec.models.capability import make_invariant_runner, make_runner
 from batchspec.models.invariance import Limits
 from batchspec.models.loader import (
@@ -79,6 +80,8 @@ class LLM:
             two requests share their noise.
         logprobs_mode: `raw_logprobs`: of the model's own logits; `processed_logprobs`: of the distribution that
             the token was chosen from. Those of the prompt are always raw.
+        prepack: reorder the weights of a model that is loaded here for the CPU's kernels, which is faster; such a
+            model does not train, move or take other weights any more. A loaded model stays as it is.
 
     Raises:
         ValueError: a setting is out of range, a model cannot be loaded or cannot run by the strategy; says which
@@ -106,6 +109,7 @@ class LLM:
         pool_config: PoolConfig | Mapping[str, Any] | None = None,
         seed: int = 0,
         logprobs_mode: str = "raw_logprobs",
+        prepack: bool = True,
     ) -> None:
         speculative_config = _as_config("speculative_config", speculative_config, SpeculativeConfig)
         # Settings are checked before anything is loaded, as far as they can be.
@@ -122,6 +126,8 @@ class LLM:
             logprobs_mode=logprobs_mode,
         )
         self.model = load_model(model, dtype, device)
+        if prepack and not isinstance(model, PreTrainedModel):
+            prepacking.prepack(self.model)
         self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
         config = replace(config, max_model_len=resolve_max_model_len(max_model_len, self.model))
         is_gpu = self.model.device.type == "cuda"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from batchspec.audit.answers import Answer, Engine, Job, failure
 from batchspec.audit.spec import Spec, llm_settings
 from batchspec.llm import LLM
 from batchspec.models.pairing import load_draft_model
+from batchspec.models.prepacking import prepacked_copy
 from batchspec.models.reference import generate_assisted, generate_batch
 from batchspec.sampling_params import SamplingParams
+
+as_loaded_by_llm = lru_cache(maxsize=1)(prepacked_copy)
+"""The target as batchspec runs it: one copy for all candidates."""
 
 
 def open_batchspec(target: LLM, spec: Spec) -> Engine:
@@ -30,10 +34,10 @@ def open_batchspec(target: LLM, spec: Spec) -> Engine:
 
 
 def make_llm(target: LLM, batch_size: int, settings: dict[str, Any]) -> LLM:
-    """Another `LLM` around the same weights."""
+    """An `LLM` of its own for the target."""
     own = {"tokenizer": target.tokenizer} if target.tokenizer is not None else {"skip_tokenizer_init": True}
     window = {"max_model_len": target.engine.config.max_model_len}
-    return LLM(target.model, max_num_seqs=batch_size, **own, **(window | settings))
+    return LLM(as_loaded_by_llm(target.model), max_num_seqs=batch_size, **own, **(window | settings))
 
 
 def _answer_by_batchspec(

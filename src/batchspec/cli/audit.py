@@ -89,9 +89,15 @@ def audit(
         from batchspec.audit.target import Target, longest_prompt
         from batchspec.prompts import digest, load_prompts
     specs = [parse_spec(text) for text in dict.fromkeys(candidate)]
-    # Loaded as EQSPEC, which runs whatever one of the strategies can.
+    # Loaded as transformers loads it, and as EQSPEC, which runs whatever one of the strategies can.
     llm = load_llm(
-        model, tokenizer=tokenizer, dtype=dtype, device=device, max_model_len=max_model_len, strategy="eqspec"
+        model,
+        tokenizer=tokenizer,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        strategy="eqspec",
+        prepack=False,
     )
     prompts = load_prompts(dataset, llm, num_prompts, longest_prompt(llm, max_tokens, max_prompt_tokens))
     target = Target(llm, prompts, max_tokens)

@@ -30,6 +30,7 @@ from transformers.pytorch_utils import Conv1D
 from batchspec.layout.packed import pack
 from batchspec.layout.shapes import SLOT_BLOCK, Shapes
 from batchspec.models.attention import AttentionKind, attend_invariantly, observed_attention, with_queries
+from batchspec.models.prepacking import PrepackedLinear
 from batchspec.models.runner import PackedRunner
 
 ANCHOR = 32
@@ -70,7 +71,8 @@ def find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
     Raises:
         ValueError: there are none on this device.
     """
-    key = (_device(model), type(model), model.config.to_json_string(), limits)
+    layers = frozenset(type(module) for module in model.modules())
+    key = (_device(model), type(model), layers, model.config.to_json_string(), limits)
     return _remembered(key, lambda: _find_shapes(model, limits))
 
 
@@ -101,7 +103,7 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
     products = {
         (type(module), tuple(module.weight.shape), module.weight.dtype, module.bias is None): module
         for module in model.modules()
-        if isinstance(module, nn.Linear | Conv1D)
+        if isinstance(module, nn.Linear | Conv1D | PrepackedLinear)
     }
     sizes = sizes_to_try(max(largest, ANCHOR))
     common = set(sizes)
@@ -124,13 +126,10 @@ def sizes_to_try(largest: int) -> list[int]:
 
 def _like_anchor(module: nn.Module, sizes: list[int]) -> set[int]:
     """The sizes whose results equal those of ANCHOR, row by row, in any order of the rows."""
-    weight = module.get_parameter("weight")
-    is_turned = isinstance(module, Conv1D)
-    num_outputs, num_inputs = reversed(weight.shape) if is_turned else weight.shape
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    num_outputs, num_inputs = reversed(weight.shape) if isinstance(module, Conv1D) else weight.shape
     inputs, weights = cancelling((sizes[-1], num_inputs), (num_outputs, num_inputs), weight)
-
-    def multiply(rows: Tensor) -> Tensor:
-        return torch.addmm(weights[:, 0], rows, weights.t()) if is_turned else F.linear(rows, weights)
+    multiply = _product_of(module, weights)
 
     anchors = multiply(inputs[:ANCHOR])
     alike = set()
@@ -140,6 +139,17 @@ def _like_anchor(module: nn.Module, sizes: list[int]) -> set[int]:
         if torch.equal(result, turned) and torch.equal(result[:shared], anchors[:shared]):
             alike.add(size)
     return alike
+
+
+def _product_of(module: nn.Module, weights: Tensor) -> Callable[[Tensor], Tensor]:
+    """The module's way to multiply rows by weights `[outputs, inputs]`."""
+    match module:
+        case PrepackedLinear():
+            return PrepackedLinear(weights, None)
+        case Conv1D():
+            return lambda rows: torch.addmm(weights[:, 0], rows, weights.t())
+        case _:
+            return lambda rows: F.linear(rows, weights)
 
 
 def cancelling(left: tuple[int, ...], right: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
-
 import torch
 from transformers import PreTrainedModel
+
+from batchspec.models.prepacking import unpacked_copy
 
 
 @torch.no_grad()
@@ -15,7 +15,7 @@ def noisy_copy(model: PreTrainedModel, scale: float = 0.05, seed: int = 1) -> Pr
     It costs as much as its target, so it shows how rounds go, not how fast. The same seed gives the same copy;
     the global random state stays as it is.
     """
-    copy = deepcopy(model)
+    copy = unpacked_copy(model)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(seed)
         for parameter in copy.parameters():

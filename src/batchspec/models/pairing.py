@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from batchspec.models.loader import load_model, load_tokenizer, vocabulary_size
+from batchspec.models.prepacking import prepack
 
 MOST_PADDING = 1024
 """Two vocabularies of one tokenizer may differ in size by padding for fast matrix products, not by more."""
@@ -30,7 +31,7 @@ def load_draft_model(
         _check_same_size(*sizes)
     else:
         check_same_tokenizer(tokenizer.get_vocab(), load_tokenizer(source).get_vocab(), *sizes)
-    return draft
+    return draft if is_loaded else prepack(draft)
 
 
 def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from batchspec.models.attention import own_attention
+from batchspec.models.prepacking import unpacked_copy
 
 Forced = Callable[[list[tuple[list[int], list[int]]]], list[Tensor]]
 """`forced_logits` of some model."""
@@ -113,7 +113,7 @@ def forced_logits(model: PreTrainedModel, rows: list[tuple[list[int], list[int]]
 
 def in_float32(model: PreTrainedModel) -> PreTrainedModel:
     """The model itself if it is that precise, else a copy in float32."""
-    return model if model.dtype in (torch.float32, torch.float64) else deepcopy(model).float()
+    return model if model.dtype in (torch.float32, torch.float64) else unpacked_copy(model).float()
 
 
 def forget_generation_settings(model: PreTrainedModel) -> None:

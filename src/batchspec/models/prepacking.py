@@ -1,0 +1,110 @@
+"""Weights reordered once, at load, into the order that this CPU's matrix kernels read them in.
+
+PyTorch hands matrix products to oneDNN, which reorders a weight on each call. With that done once, a product of
+few tokens takes about half the time. PyTorch's functions for it have private names, so a trial decides whether
+they are there and right; without them a model stays as it is.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import cache
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+NUM_TOKENS = 32
+"""Tokens in a step that the order is chosen for. It serves other numbers as well."""
+
+
+class PrepackedLinear(nn.Module):
+    """A linear layer without gradients, whose weight is kept in the order of the CPU's kernels."""
+
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:  # [outputs, inputs], [outputs]
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), NUM_TOKENS)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    @property
+    def weight(self) -> Tensor:  # [outputs, inputs]
+        """A copy in the usual order; what is written to it has no effect."""
+        return cast(Tensor, self._packed.to_dense())
+
+    def forward(self, inputs: Tensor) -> Tensor:  # [..., inputs]; [..., outputs]
+        return cast(Tensor, torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], ""))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrepackedLinear:
+        return PrepackedLinear(self.weight, deepcopy(self.bias, memo))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "weight"] = self.weight
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        raise RuntimeError(f"{prefix}weight is prepacked and cannot be changed; load with prepack=False for that")
+
+    def _apply(self, function: Any, recurse: bool = True) -> PrepackedLinear:
+        changed = function(self.weight)
+        if (changed.dtype, changed.device) != (self._packed.dtype, self._packed.device):
+            raise RuntimeError("a prepacked model keeps its dtype and device; load with prepack=False to move it")
+        super()._apply(function, recurse)
+        return self
+
+
+def prepack(model: PreTrainedModel) -> PreTrainedModel:
+    """Reorder the weights of the model's linear layers, in place, if this CPU and dtype allow it; gives the model.
+
+    It keeps working, saving and copying as before, but no longer trains, moves or takes other weights.
+    """
+    # By name, so that each weight is let go as soon as it is reordered.
+    for name in [name for name, layer in model.named_modules() if is_packable(layer)]:
+        layer: Any = model.get_submodule(name)
+        weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
+        model.set_submodule(name, PrepackedLinear(weight, layer.bias))
+    return model
+
+
+def prepacked_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A prepacked model beside this one, which stays as it is; weights other than linear layers' are shared."""
+    return prepack(deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}))
+
+
+def unpacked_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy with ordinary linear layers and weights of its own, which may be changed."""
+    copy = deepcopy(model)
+    for name, layer in list(copy.named_modules()):
+        if isinstance(layer, PrepackedLinear):
+            plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
+            plain.weight = nn.Parameter(layer.weight)
+            plain.register_parameter("bias", None if layer.bias is None else nn.Parameter(layer.bias))
+            copy.set_submodule(name, plain)
+    copy.tie_weights()
+    return copy
+
+
+def is_packable(layer: Any) -> bool:
+    """Is this a plain linear layer of a kind and in a place that can be packed? Layers of other libraries
+    (quantised ones, adapters, layers that are loaded on use) are left as they are."""
+    if type(layer) not in (nn.Linear, Conv1D) or layer._forward_hooks or layer._forward_pre_hooks:
+        return False
+    weight = layer.weight
+    is_here = "forward" not in layer.__dict__ and type(weight) is nn.Parameter and weight.device.type == "cpu"
+    return is_here and weight.numel() > 0 and can_prepack(weight.dtype)
+
+
+@cache
+def can_prepack(dtype: torch.dtype) -> bool:
+    """Are the functions there for this dtype, and right?"""
+    weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    try:
+        product = PrepackedLinear(weight, None)(torch.eye(16, dtype=dtype))
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return torch.equal(product, F.linear(torch.eye(16, dtype=dtype), weight))
