@@ -11,6 +11,7 @@ from test_real_model import first_turns
 
 from batchspec import LLM, SamplingParams
 from batchspec.models.noise import noisy_copy
+from batchspec.models.prepacking import prepacked_copy
 
 IS_FULL = bool(os.environ.get("BATCHSPEC_FULL"))
 DTYPES = ("bfloat16", "float16", "float32") if IS_FULL else ("bfloat16",)
@@ -27,7 +28,7 @@ def target(folder: str, dtype: str) -> LLM:
 
 @cache
 def draft_model(folder: str, dtype: str):
-    return noisy_copy(target(folder, dtype).model, 0.04)
+    return prepacked_copy(noisy_copy(target(folder, dtype).model, 0.04))
 
 
 def make_llm(folder: str, dtype: str, drafter: str, batch_size: int, **settings) -> LLM:

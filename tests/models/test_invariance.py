@@ -13,8 +13,10 @@ from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
 
 from batchspec import LLM, SamplingParams
 from batchspec.layout.shapes import Shapes
-from batchspec.models import invariance
-from batchspec.models.invariance import Limits, cancelling, find_shapes, is_kept_by, token_counts
+from batchspec.models import attention_trial, products
+from batchspec.models.attention_trial import find_manner
+from batchspec.models.invariance import Limits, attention_kinds, find_shapes, is_kept_by, token_counts
+from batchspec.models.products import cancelling
 
 FAMILIES = ("llama", "mistral", "mixtral", "gemma2", "gpt2", "gpt_oss")
 """Full attention, a sliding window, experts, capped scores, another kind of linear layer, and sinks."""
@@ -95,16 +97,44 @@ def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypa
             return linear(rows.flip(1), weight.flip(1))
         return linear(rows, weight)
 
-    monkeypatch.setattr(invariance.F, "linear", other_way)
-    monkeypatch.setattr(invariance, "_answers", {})
+    monkeypatch.setattr(products.F, "linear", other_way)
+    monkeypatch.setattr(products, "_answers", {})
     counts = token_counts(model("llama", torch.bfloat16), 16)
     assert counts[-1] >= 16
     assert not {3, 7} & set(counts)
 
 
+def test_sums_that_go_another_way_over_wide_caches_are_found_out(monkeypatch):
+    """As oneDNN's do in bfloat16 above 1,152 slots: cut into shorter ones, they are alike again."""
+    kinds = attention_kinds(model("llama", torch.bfloat16))
+    right = attention_trial.weighted_sum
+
+    def other_way(weights, value, sum_slots):
+        if min(value.shape[2], sum_slots) > 600:
+            return right(weights.flip(3), value.flip(2), sum_slots)
+        return right(weights, value, sum_slots)
+
+    monkeypatch.setattr(products, "_answers", {})
+    monkeypatch.setattr(attention_trial, "weighted_sum", other_way)
+    assert find_manner(kinds).sum_slots <= 512
+
+
+def test_a_softmax_that_depends_on_the_width_is_summed_in_blocks(monkeypatch):
+    kinds = attention_kinds(model("llama", torch.bfloat16))
+    right = attention_trial.weigh
+
+    def other_way(scores, sinks):
+        weights = right(scores, sinks)
+        return weights if scores.shape[3] < 1000 else weights * (1 + 2**-22)  # which bfloat16 would not show
+
+    monkeypatch.setattr(products, "_answers", {})
+    monkeypatch.setattr(attention_trial, "weigh", other_way)
+    assert find_manner(kinds).weighs_in_blocks
+
+
 def test_a_model_that_mixes_the_tokens_of_a_step_is_refused(monkeypatch):
     mixing = make_model("llama").to(torch.bfloat16)
-    monkeypatch.setattr(invariance, "_answers", {})
+    monkeypatch.setattr(products, "_answers", {})
 
     def mix(module, arguments, output):
         return output + output.mean(dim=1, keepdim=True)
@@ -120,7 +150,7 @@ def test_shapes_that_are_not_kept_to_are_told(monkeypatch):
     """Attention that is summed over as many slots as there are, in the order of the other rows."""
     shapes = find_shapes(model("llama", torch.float32), Limits(4, 3, MAX_LENGTH))
     assert is_kept_by(model("llama", torch.float32), shapes, Limits(4, 3, MAX_LENGTH))
-    ragged = Shapes(tuple(range(1, 33)), 1)
+    ragged = Shapes(tuple(range(1, 33)), 1, 1024)
     assert not is_kept_by(model("llama", torch.float32), ragged, Limits(4, 3, MAX_LENGTH))
 
 
@@ -128,14 +158,15 @@ def test_engines_of_all_sizes_share_one_class_of_shapes():
     """Else a request would get other tokens in larger batches."""
     found = [find_shapes(model("llama", torch.float32), Limits(rows, columns, MAX_LENGTH))
              for rows, columns in ((1, 1), (3, 6), (16, 5))]  # fmt: skip
-    assert {(shapes.min_queries, shapes.in_blocks) for shapes in found} == {(found[0].min_queries, False)}
+    manners = {(shapes.min_queries, shapes.sum_slots, shapes.weighs_in_blocks) for shapes in found}
+    assert len(manners) == 1
     shared = set(found[0].token_counts)
     assert all(shared <= set(shapes.token_counts) for shapes in found)
 
 
 def test_a_step_that_is_too_large_for_its_shapes_is_refused():
     with pytest.raises(ValueError, match="a step must have at most 8 tokens, got 9"):
-        Shapes((4, 8), 1).num_tokens(9)
+        Shapes((4, 8), 1, 1024).num_tokens(9)
 
 
 def test_the_model_s_experts_are_left_as_they_were():

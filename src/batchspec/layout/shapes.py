@@ -13,7 +13,7 @@ SLOT_BLOCK = 128
 class Shapes:
     """What the steps of invariant numerics are padded to.
 
-    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4)
+    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4, sum_slots=1024)
     >>> [shapes.num_tokens(count) for count in (1, 2, 3, 8)]
     [2, 2, 4, 8]
     """
@@ -22,8 +22,10 @@ class Shapes:
     """Tokens of a step, rising: sizes at which all matrix products give a token the same bits, at every place."""
     min_queries: int
     """Queries for each row and kv head, at least (fewer are computed by other code)."""
-    in_blocks: bool = False
-    """Attention sums over each `SLOT_BLOCK` of slots by itself, and then block after block."""
+    sum_slots: int
+    """Values are summed over so many slots by themselves, and then one such sum is added after the other."""
+    weighs_in_blocks: bool = False
+    """The softmax, too, sums over each `SLOT_BLOCK` of slots by itself."""
 
     def num_tokens(self, count: int) -> int:
         """The size that a step of `count` tokens is padded to.

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
 from batchspec.layout.packed import PackedStep
-from batchspec.layout.shapes import SLOT_BLOCK, Shapes
+from batchspec.layout.shapes import Shapes
+from batchspec.models.attention_trial import AttentionKind
+from batchspec.models.explicit_attention import attend, attend_invariantly, with_queries
 
 NAME = "batchspec_packed"
 """The name under which transformers finds this attention function."""
@@ -35,21 +36,6 @@ KNOWN_ARGUMENTS = frozenset(
 )
 """What layers may pass besides the named parameters: heeded here, or without effect on a decoder in eval mode.
 Anything else (position biases, chunks, indices of sparse attention) may change the result, and is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKind:
-    """What may decide how a library computes attention, but for the shape of a step."""
-
-    num_kv_heads: int
-    num_groups: int
-    """Query heads for each of them."""
-    head_size: int
-    value_size: int
-    has_softcap: bool
-    has_sinks: bool
-    dtype: torch.dtype
-    device: torch.device
 
 
 class StepContext:
@@ -164,7 +150,7 @@ def packed_attention_forward(
     elif softcap is None and sinks is None:
         out = F.scaled_dot_product_attention(grid, key, value, attn_mask=mask, scale=scale)
     else:
-        out = _explicit_attention(grid, key, value, mask, scale, softcap, sinks)
+        out = attend(grid, key, value, mask, scale, softcap, sinks)
     return _from_grid(out, step, num_heads, query.shape[2]), None
 
 
@@ -228,12 +214,6 @@ def _from_grid(out: Tensor, step: PackedStep, num_heads: int, num_places: int) -
     return line.unsqueeze(0).contiguous()  # some models view it
 
 
-def with_queries(grid: Tensor, num_queries: int) -> Tensor:  # [rows, heads, queries, size] twice
-    """At least so many queries; those that are added are zeros."""
-    missing = num_queries - grid.shape[2]
-    return F.pad(grid, (0, 0, 0, missing)) if missing > 0 else grid
-
-
 def _additive_mask(
     step: PackedStep, window: int | None, num_groups: int, like: Tensor
 ) -> Tensor:  # like: [rows, kv heads, slots, D]; [rows, 1, groups * columns, slots]
@@ -247,81 +227,9 @@ def _additive_mask(
     return mask.repeat(1, num_groups, 1).unsqueeze(1)
 
 
-def attend_invariantly(
-    query: Tensor,  # [rows, kv heads, groups * columns, D]
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,  # [rows, 1, queries, slots]
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,  # [1, kv heads, groups * columns, 1]
-    shapes: Shapes,
-) -> Tensor:
-    attend = _attention_in_blocks if shapes.in_blocks else _explicit_attention
-    padded = with_queries(query, shapes.min_queries)
-    sinks = None if sinks is None else with_queries(sinks, shapes.min_queries)
-    return attend(padded, key, value, mask, scaling, softcap, sinks)[:, :, : query.shape[2]]
-
-
-def _explicit_attention(
-    query: Tensor,  # [rows, kv heads, queries, D]
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,  # [rows, 1, queries, slots]
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,  # [1, kv heads, queries, 1]
-) -> Tensor:
-    """Attention written out, for what SDPA has no argument for: capped scores, and sinks that take up weight."""
-    scores = _scores(query, key, mask, scaling, softcap)
-    if sinks is None:
-        weights = torch.softmax(scores, dim=-1, dtype=_softmax_dtype(query))
-    else:
-        sink = sinks.to(scores).expand(scores.shape[0], -1, -1, -1)
-        with_sink = torch.cat([sink, scores], dim=-1)
-        weights = torch.softmax(with_sink, dim=-1, dtype=_softmax_dtype(query))[..., 1:]
-    return torch.matmul(weights.to(value.dtype), value)
-
-
-def _attention_in_blocks(
-    query: Tensor,  # [rows, kv heads, queries, D]
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,  # [rows, 1, queries, slots], slots a multiple of SLOT_BLOCK
-    scaling: float,
-    softcap: float | None,
-    sinks: Tensor | None,  # [1, kv heads, queries, 1]
-) -> Tensor:
-    """The same, summed block after block of slots: no sum is longer than a block, however wide the cache is."""
-    scores = _scores(query, key, mask, scaling, softcap).to(_softmax_dtype(query))
-    largest = scores.amax(dim=-1, keepdim=True)
-    total = torch.zeros_like(largest)
-    if sinks is not None:
-        largest = torch.maximum(largest, sinks.to(scores))
-        total = total + (sinks.to(scores) - largest).exp()
-    out = torch.zeros((), dtype=scores.dtype, device=scores.device)
-    for start in range(0, key.shape[2], SLOT_BLOCK):
-        block = slice(start, start + SLOT_BLOCK)
-        weights = (scores[..., block] - largest).exp()
-        total = total + weights.sum(dim=-1, keepdim=True)
-        out = out + torch.matmul(weights.to(value.dtype), value[:, :, block])
-    return (out / total).to(value.dtype)
-
-
-def _scores(query: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    scores = torch.matmul(query, key.transpose(-1, -2)).mul_(scaling)
-    if softcap is not None:
-        scores = torch.tanh(scores.div_(softcap)).mul_(softcap)
-    return scores.add_(mask)
-
-
 def _sink_column(sinks: Tensor, num_kv_heads: int, num_columns: int) -> Tensor:
     """[heads] -> [1, kv heads, groups * columns, 1]: a score beside those of the slots, for each query."""
     return sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_columns).reshape(1, num_kv_heads, -1, 1)
-
-
-def _softmax_dtype(query: Tensor) -> torch.dtype:
-    return torch.promote_types(query.dtype, torch.float32)
 
 
 AttentionInterface.register(NAME, packed_attention_forward)

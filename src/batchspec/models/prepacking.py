@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from batchspec.models.products import LEAST_TRIED, as_conv1d, as_linear, sizes_like_anchor, sizes_to_try
+
 NUM_TOKENS = 32
 """Tokens in a step that the order is chosen for. It serves other numbers as well."""
 
@@ -61,14 +63,35 @@ class PrepackedLinear(nn.Module):
 def prepack(model: PreTrainedModel) -> PreTrainedModel:
     """Reorder the weights of the model's linear layers, in place, if this CPU and dtype allow it; gives the model.
 
-    It keeps working, saving and copying as before, but no longer trains, moves or takes other weights.
+    It keeps working, saving and copying as before, but no longer trains, moves or takes other weights. Layers stay
+    as they are if prepacked products would give a token other bits in more steps than plain ones do.
     """
     # By name, so that each weight is let go as soon as it is reordered.
     for name in [name for name, layer in model.named_modules() if is_packable(layer)]:
         layer: Any = model.get_submodule(name)
-        weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
-        model.set_submodule(name, PrepackedLinear(weight, layer.bias))
+        if _is_as_even(layer):
+            weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
+            model.set_submodule(name, PrepackedLinear(weight, layer.bias))
     return model
+
+
+def _is_as_even(layer: nn.Linear | Conv1D) -> bool:
+    shape, like = weight_of(layer)
+    uneven = frozenset(sizes_to_try(LEAST_TRIED)) - sizes_like_anchor(as_prepacked, shape, like, LEAST_TRIED)
+    way = as_conv1d if isinstance(layer, Conv1D) else as_linear
+    # One token alone is often computed by other code, and can be avoided.
+    return uneven <= {1} or not uneven & sizes_like_anchor(way, shape, like, LEAST_TRIED)
+
+
+def as_prepacked(weights: Tensor) -> PrepackedLinear:  # [outputs, inputs]
+    """The way of a prepacked layer."""
+    return PrepackedLinear(weights, None)
+
+
+def weight_of(layer: Any) -> tuple[tuple[int, int], Tensor]:
+    """The shape of a linear layer's weight as `[outputs, inputs]`, and a tensor of its dtype and device."""
+    weight = layer.weight
+    return tuple(reversed(weight.shape)) if isinstance(layer, Conv1D) else tuple(weight.shape), weight
 
 
 def prepacked_copy(model: PreTrainedModel) -> PreTrainedModel:
