@@ -1,0 +1,226 @@
+"""Which draft tokens are worth their place in a step: decided token by token, over the whole batch.
+
+A step's time depends on its number of tokens, whichever rows they belong to. So the draft tokens of all rows
+compete: those of highest survival come first, and the cut is where output tokens per second are most,
+
+    (rows + survivals taken) / (seconds of drafting + seconds of a step of rows + taken tokens).
+
+A row may get none, and so may the whole batch; then speculation costs nothing. Who was left out is tried again now
+and then, so that it can come back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from torch import Tensor
+
+from batchspec.drafting.costs import StepCosts
+from batchspec.drafting.estimates import Estimates, Mark, Trust
+from batchspec.request import Sequence
+
+PROBE_AFTER, PROBE_LAST = 32, 512
+"""Rounds without a draft before one is tried all the same. In vain, the next try comes after twice as many."""
+
+CONFIDENCE_LEVELS = 10
+
+
+class Budget(Protocol):
+    """Says how many tokens are drafted and verified."""
+
+    def confidence(self, logits: Tensor) -> list[Mark]:  # [rows, vocabulary], processed
+        """Marks of the tokens that a draft model chooses from these logits."""
+        ...
+
+    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+        """The rows (their places in the batch) for which a draft model computes one more token, in order; none
+        ends the drafting. All of them have tokens in every column so far."""
+        ...
+
+    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+        """How many of each row's candidates are verified, from the first on."""
+        ...
+
+    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+        """Of the drafts that were verified in this round, so many tokens of each row were accepted."""
+        ...
+
+
+class FixedBudget:
+    """Drafts up to the limits, and verifies all."""
+
+    def confidence(self, logits: Tensor) -> list[Mark]:
+        return [Mark("any", 0, 0.5)] * logits.shape[0]
+
+    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+        return open_rows(marks, limits)
+
+    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+        return [len(row) for row in marks]
+
+    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+        """Nothing is learned."""
+
+
+@dataclass(slots=True)
+class Patience:
+    """Says now and then that it is time for a try."""
+
+    num_idle: int = 0
+    limit: int = PROBE_AFTER
+
+    def is_over(self) -> bool:
+        """Asked once for each round without a draft."""
+        self.num_idle += 1
+        if self.num_idle < self.limit:
+            return False
+        self.num_idle, self.limit = 0, min(2 * self.limit, PROBE_LAST)
+        return True
+
+    def reset(self) -> None:
+        self.num_idle, self.limit = 0, PROBE_AFTER
+
+
+@dataclass(slots=True)
+class AdaptiveBudget:
+    """Drafts and verifies what makes output fastest, by what it has learned of chances and costs."""
+
+    target_costs: StepCosts
+    draft_costs: StepCosts | None = None
+    """Of a step of the draft model; None: drafts cost nothing."""
+    estimates: Estimates = field(default_factory=Estimates)
+    _trusts: WeakKeyDictionary[Sequence, tuple[Trust, Patience]] = field(default_factory=WeakKeyDictionary)
+    _patience: Patience = field(default_factory=Patience)
+    """Of the whole batch, with a draft model."""
+    _is_probing: bool = False
+    _since: float = 0.0
+    """When the draft or the step began that is measured next."""
+
+    def confidence(self, logits: Tensor) -> list[Mark]:
+        best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
+        levels = (best * CONFIDENCE_LEVELS).long().clamp(max=CONFIDENCE_LEVELS - 1).tolist()
+        return [Mark("confidence", level, (level + 0.5) / CONFIDENCE_LEVELS) for level in levels]
+
+    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+        column = max(map(len, marks))
+        self._correct_draft_costs(marks, column)
+        chosen = self._worth_drafting(rows, marks, open_rows(marks, limits), column)
+        if column == 0:
+            self._is_probing = not chosen and self._patience.is_over()
+            if self._is_probing:
+                chosen = open_rows(marks, limits)
+            elif chosen:
+                self._patience.reset()
+        self._since = time.perf_counter()
+        return chosen
+
+    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+        survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
+        taken = best_cut(survivals, self.target_costs, self._spent(marks))
+        for place, row in enumerate(rows):
+            _, patience = self._of(row)
+            if taken[place]:
+                patience.reset()
+            elif marks[place] and (self._is_probing or patience.is_over()):
+                taken[place] = 1
+        self._is_probing = False
+        self._since = time.perf_counter()
+        return taken
+
+    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+        num_tokens = len(rows) + sum(map(len, marks))
+        self.target_costs.correct(num_tokens, time.perf_counter() - self._since)
+        for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
+            if own:
+                self.estimates.learn(own, accepted, self._of(row)[0])
+                self.estimates.learn([_unseen(column) for column in range(len(own))], accepted, Trust())
+
+    def _worth_drafting(
+        self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int
+    ) -> list[int]:
+        """Those that make more of the time than is made of it without this column."""
+        if self.draft_costs is None:
+            return []
+        survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
+        verified = best_cut(survivals, self.target_costs)
+        num_tokens = len(rows) + sum(verified)
+        gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))
+        spent = self._spent(marks)
+        best = gained / (spent + self.target_costs.seconds(num_tokens))
+        expected = {
+            place: (survivals[place] or [1.0])[-1] * self.estimates.chance(_unseen(column), self._of(rows[place])[0])
+            for place in candidates
+        }
+        order = sorted(candidates, key=lambda place: -expected[place])
+        num_chosen = 0
+        for count, place in enumerate(order, start=1):
+            gained += expected[place]
+            seconds = spent + self.draft_costs.seconds(count) + self.target_costs.seconds(num_tokens + count)
+            if gained / seconds > best:
+                best, num_chosen = gained / seconds, count
+        return sorted(order[:num_chosen])
+
+    def _spent(self, marks: Rows[Rows[Mark]]) -> float:
+        """Seconds of the draft model's steps for these candidates."""
+        if self.draft_costs is None:
+            return 0.0
+        widths = [sum(len(row) > column for row in marks) for column in range(max(map(len, marks), default=0))]
+        return sum(self.draft_costs.seconds(width) for width in widths)
+
+    def _correct_draft_costs(self, marks: Rows[Rows[Mark]], column: int) -> None:
+        """The last column has just been drafted. The first one is not counted, as it may have read a prompt."""
+        if column > 1 and self.draft_costs is not None:
+            width = sum(len(row) == column for row in marks)
+            self.draft_costs.correct(width, time.perf_counter() - self._since)
+
+    def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
+        return self.estimates.survivals(marks, self._of(row)[0])
+
+    def _of(self, row: Sequence) -> tuple[Trust, Patience]:
+        return self._trusts.setdefault(row, (Trust(), Patience()))
+
+
+def open_rows(marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+    """Places of the rows that were drafted in every column so far and have a limit above.
+
+    >>> mark = Mark("any", 0, 0.5)
+    >>> open_rows([[mark], [], [mark]], [3, 3, 1])
+    [0]
+    """
+    column = max(map(len, marks), default=0)
+    return [place for place, limit in enumerate(limits) if len(marks[place]) == column < limit]
+
+
+def best_cut(survivals: Rows[Rows[float]], costs: StepCosts, seconds_before: float = 0.0) -> list[int]:
+    """How many candidates of each row to verify, so that tokens per second are most.
+
+    `survivals` fall along each row, so those of highest survival are always the first ones of their rows.
+
+    Two rows, the second of which has good candidates; each token of the step costs 0.2 of a step of one:
+
+    >>> costs = StepCosts([(1, 1.0), (11, 3.0)])
+    >>> best_cut([[0.3, 0.1], [0.9, 0.8, 0.3]], costs)  # (2 + 0.9 + 0.8) / 1.6 is more than with a third
+    [0, 2]
+    """
+    ranked = sorted(
+        (-survival, column, place) for place, row in enumerate(survivals) for column, survival in enumerate(row)
+    )
+    num_rows = len(survivals)
+    gained = accumulate((-negative for negative, *_ in ranked), initial=float(num_rows))
+    rates = [
+        tokens / (seconds_before + costs.seconds(num_rows + count)) for count, tokens in enumerate(gained)
+    ]
+    taken = [0] * num_rows
+    for *_, place in ranked[: rates.index(max(rates))]:
+        taken[place] += 1
+    return taken
+
+
+def _unseen(column: int) -> Mark:
+    """The mark of a token that the draft model has not computed yet."""
+    return Mark("unseen", column, 0.5)
