@@ -170,7 +170,7 @@ def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, c
     ("options", "message"),
     [
         (["--model", "/no/such"], "there is no folder '/no/such'"),
-        (["--method", "magic"], "method must be one of draft_model, ngram, got 'magic'"),
+        (["--method", "magic"], "method must be one of draft_model, ngram, suffix, got 'magic'"),
         (
             ["--method", "ngram", "--num-speculative-tokens", "0"],
             "num_speculative_tokens must be an integer of at",
