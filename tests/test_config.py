@@ -25,6 +25,10 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
             {"method": "suffix", "suffix_store_tokens": 999},
             "suffix_store_tokens must be 0 or at least 1000, got 999",
         ),
+        (
+            {"method": "suffix", "suffix_store_tokens": 1000, "sampling_method": "rejection"},
+            "suffix_store_tokens must be 0 with sampling_method rejection",
+        ),
         ({"method": "draft_model"}, "model must be given for method draft_model"),
         ({"method": "ngram", "model": "x"}, "model must not be given for method ngram"),
     ],

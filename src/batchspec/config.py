@@ -39,8 +39,8 @@ class SpeculativeConfig:
     """For `suffix`: matches of fewer tokens give no draft."""
     suffix_store_tokens: int = 0
     """For `suffix`: tokens of earlier outputs of this engine, whoever asked for them, that are kept to draft from;
-    0, or at least 1000. 100,000 take 11 to 14 MB. With sampling method `rejection`, which tokens are drawn depends
-    on the drafts, and so on those outputs (their distribution does not)."""
+    0, or at least 1000. 100,000 take 11 to 14 MB. Only with `coupled`: by the rule of `rejection`, which tokens are
+    drawn depends on the drafts, and a request with a seed would not repeat."""
     sampling_method: str = "coupled"
     """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
     other tokens of the same distribution, accepted somewhat more often."""
@@ -55,6 +55,8 @@ class SpeculativeConfig:
         _check_at_least("suffix_store_tokens", self.suffix_store_tokens, 0)
         if 0 < self.suffix_store_tokens < 1000:
             raise ValueError(f"suffix_store_tokens must be 0 or at least 1000, got {self.suffix_store_tokens}")
+        if self.suffix_store_tokens and self.sampling_method == "rejection":
+            raise ValueError("suffix_store_tokens must be 0 with sampling_method rejection, where drafts decide")
         if self.method == "draft_model" and self.model is None:
             raise ValueError("model must be given for method draft_model: a hub id, a folder or a loaded model")
         if self.method != "draft_model" and self.model is not None:

@@ -52,7 +52,12 @@ def test_answers_carry_the_fields_of_their_line_and_equal_the_library_s(tmp_path
 
 @pytest.mark.parametrize(
     "drafting",
-    [["--method", "ngram"], ["--draft-model", None], ["--method", "ngram", "--strategy", "exspec"]],
+    [
+        ["--method", "ngram"],
+        ["--method", "suffix", "--suffix-min-match", 1, "--suffix-store-tokens", 1000],
+        ["--draft-model", None],
+        ["--method", "ngram", "--strategy", "exspec"],
+    ],
 )
 def test_drafting_changes_nothing_but_the_metrics(tmp_path, model, prompts, drafting):
     drafting = [model if option is None else option for option in drafting]

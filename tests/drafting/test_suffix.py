@@ -91,10 +91,22 @@ def test_the_last_row_s_text_moves_along_when_a_row_is_released():
     drafter = SuffixDrafter(1, CPU)
     first, second = sequence(7, 8, 7), sequence(1, 2, 3, 1)
     drafter.propose({0: first, 1: second}, [2, 2])
+    text = drafter._rows[1].text
     drafter.release_row(0, last=1)
+    assert drafter._rows[0].text is text  # not indexed again
     assert drafts_of(drafter, {0: grown(second, 2)}, [2]) == [[3, 1]]
     drafter.release_row(0, last=0)
     assert drafts_of(drafter, {0: sequence(9, 4, 9)}, [1]) == [[4]]
+
+
+def test_the_segment_with_the_longest_match_drafts_though_another_was_used_last():
+    drafter = drafter_with_store(max_tokens=12, num_segments=2)
+    drafter.store.add([1, 2, 3, 4])
+    drafter.store.add([8, 3, 9])
+    assert drafts_of(drafter, {0: sequence(2, 3)}, [3]) == [[4]]
+    assert drafts_of(drafter, {0: sequence(7, 3)}, [3]) == [[4]]  # equally long: the one that was of use last
+    assert drafts_of(drafter, {0: sequence(8, 3)}, [3]) == [[9]]
+    assert drafts_of(drafter, {0: sequence(7, 3)}, [3]) == [[9]]
 
 
 def test_a_row_that_is_handed_to_a_sibling_drafts_from_the_sibling_s_text_and_the_output_before():
@@ -136,7 +148,9 @@ def test_without_a_store_nothing_of_a_released_row_is_kept():
 
 
 def test_marks_tell_apart_source_match_and_share_and_are_few():
-    marks = [mark(length, share, source) for length in (1, 2, 9, 40) for share in (0.3, 0.7, 1.0) for source in "os"]
+    marks = [
+        mark(length, share, source) for length in (1, 2, 9, 40) for share in (0.3, 0.7, 1.0) for source in "os"
+    ]
     assert len(set(marks)) == len(marks)
     lengths, shares = range(1, 500), [place / 100 for place in range(1, 101)]
     all_marks = {mark(length, share, "own") for length in lengths for share in shares}

@@ -52,16 +52,6 @@ def test_reading_another_text_finds_its_longest_suffix_that_occurs(text, other):
             assert place == place_of(automaton, suffix)
 
 
-@given(texts, st.data())
-def test_a_run_is_found_again_when_its_text_has_grown(text, data):
-    automaton = automaton_of(text)
-    start = data.draw(st.integers(0, len(text) - 1))
-    run = text[start : data.draw(st.integers(start + 1, len(text)))]
-    state, length = place_of(automaton, run)
-    automaton.extend(data.draw(texts))
-    assert (automaton.settle(state, length), length) == place_of(automaton, run)
-
-
 def test_two_texts_with_a_separator_between_do_not_meet():
     automaton = automaton_of([1, 2, suffix_automaton.SEPARATOR, 3, 1, 2, suffix_automaton.SEPARATOR])
     state, length = place_of(automaton, [1, 2])

@@ -112,7 +112,8 @@ class SuffixAutomaton:
 
     def advance(self, state: int, length: int, token_id: int) -> tuple[int, int]:
         """Read one token of another text: from the longest suffix of that text which occurs in this one (`length`
-        tokens, which are among the runs of `state`) to the next such suffix. `(ROOT, 0)` if there is none.
+        tokens, one of the runs of `state`) to the next such suffix. `(ROOT, 0)` if there is none. Places are good
+        until a token is appended.
 
         A text read token by token takes constant time per token, averaged over the text.
 
@@ -134,13 +135,6 @@ class SuffixAutomaton:
                 return ROOT, 0
             state = self._link[state]
             length = self._length[state]
-
-    def settle(self, state: int, length: int) -> int:
-        """The state of a run that was among those of `state` when the text was shorter: since then the shorter
-        ones may have got a state of their own."""
-        while length and length <= self._length[self._link[state]]:
-            state = self._link[state]
-        return state
 
     def walk(self, state: int, length: int, limit: int) -> list[DraftedToken]:
         """At most `limit` tokens that may follow a run of `length` tokens (one of `state`): at each step the most

@@ -30,15 +30,13 @@ class Cursor:
     def follow(self, token_ids: list[int]) -> None:
         """Read the tokens that the row's text has got since the last call.
 
-        In a segment that has grown, suffixes that were in vain may occur by now: the last tokens are read anew. So
-        the match is the longest, or of at least `CATCH_UP` tokens.
+        In a segment that has grown, states have been split, and suffixes that were looked for in vain may occur by
+        now: the last tokens are read anew. So the match is the longest, or of at least `CATCH_UP` tokens.
         """
         if self.num_known != self.segment.num_tokens:
             self.num_known = self.segment.num_tokens
-            if self.length < CATCH_UP:
-                self.state, self.length = ROOT, 0
-                self.num_read = max(0, len(token_ids) - CATCH_UP)
-            self.state = self.segment.settle(self.state, self.length)
+            self.num_read = max(0, len(token_ids) - CATCH_UP)
+            self.state, self.length = ROOT, 0
         for token_id in token_ids[self.num_read :]:
             self.state, self.length = self.segment.advance(self.state, self.length, token_id)
         self.num_read = len(token_ids)
