@@ -39,8 +39,8 @@ class SpeculativeConfig:
     """For `suffix`: matches of fewer tokens give no draft."""
     suffix_store_tokens: int = 0
     """For `suffix`: tokens of earlier outputs of this engine, whoever asked for them, that are kept to draft from;
-    0, or at least 1000. 100,000 take 11 to 14 MB. Only with `coupled`: by the rule of `rejection`, which tokens are
-    drawn depends on the drafts, and a request with a seed would not repeat."""
+    0, or at least 1000. 100,000 take 11 to 14 MB. Only with `coupled`: with `rejection`, which tokens are drawn
+    depends on the drafts, and a request with a seed would not repeat."""
     sampling_method: str = "coupled"
     """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
     other tokens of the same distribution, accepted somewhat more often."""
