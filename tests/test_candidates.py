@@ -12,6 +12,8 @@ from batchspec import SamplingParams
 from batchspec.config import PoolConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.ngram import NgramDrafter
+from batchspec.drafting.suffix import SuffixDrafter
+from batchspec.drafting.suffix_store import SuffixStore
 from batchspec.sampling.method import draw_coupled
 
 ROWS = 4
@@ -19,6 +21,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6] * 3
 drafters = {
     "none": lambda: None,
     "ngram": lambda: NgramDrafter(ROWS, 3, 1, torch.device("cpu")),
+    "suffix": lambda: SuffixDrafter(1, torch.device("cpu"), SuffixStore(max_tokens=80)),
     "scripted": lambda: ScriptedDrafter(hashed_script, lambda position: position % 3 != 0),
     "draft_model": lambda: DraftModelDrafter(ScriptedRunner(hashed_script, ROWS, 40), VOCAB, VOCAB, draw_coupled),
 }
@@ -213,7 +216,7 @@ CALLS = (
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-@pytest.mark.parametrize("name", ["ngram", "draft_model"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "draft_model"])
 @pytest.mark.parametrize("call", CALLS)
 def test_a_step_that_is_cut_off_anywhere_loses_nothing(call, name, is_done):
     """As by Ctrl-C, each time before or each time behind what the call does; every other call goes through."""

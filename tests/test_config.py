@@ -6,8 +6,8 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "speculative_config needs the key 'method': one of draft_model, ngram"),
-        ({"method": "medusa"}, "method must be one of draft_model, ngram, got 'medusa'"),
+        ({}, "speculative_config needs the key 'method': one of draft_model, ngram, suffix"),
+        ({"method": "medusa"}, "method must be one of draft_model, ngram, suffix, got 'medusa'"),
         ({"method": "ngram", "gamma": 3}, "speculative_config has no key 'gamma'; allowed are method, model"),
         (
             {"method": "ngram", "num_speculative_tokens": 0},
@@ -18,6 +18,16 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
         (
             {"method": "ngram", "prompt_lookup_min": 4, "prompt_lookup_max": 3},
             "prompt_lookup_max must be an integer of at least 4",
+        ),
+        ({"method": "suffix", "suffix_min_match": 0}, "suffix_min_match must be an integer of at least 1"),
+        ({"method": "suffix", "suffix_store_tokens": -1}, "suffix_store_tokens must be an integer of at least 0"),
+        (
+            {"method": "suffix", "suffix_store_tokens": 999},
+            "suffix_store_tokens must be 0 or at least 1000, got 999",
+        ),
+        (
+            {"method": "suffix", "suffix_store_tokens": 1000, "sampling_method": "rejection"},
+            "suffix_store_tokens must be 0 with sampling_method rejection",
         ),
         ({"method": "draft_model"}, "model must be given for method draft_model"),
         ({"method": "ngram", "model": "x"}, "model must not be given for method ngram"),

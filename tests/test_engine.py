@@ -10,6 +10,8 @@ from scripted import VOCAB, ScriptedDrafter, ScriptedRunner, expected, hashed_sc
 from batchspec.config import PoolConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.ngram import NgramDrafter
+from batchspec.drafting.suffix import SuffixDrafter
+from batchspec.drafting.suffix_store import SuffixStore
 from batchspec.sampling.method import draw_coupled
 
 ROWS = 3
@@ -36,6 +38,7 @@ events = st.lists(
 drafters = {
     "none": lambda: None,
     "ngram": lambda: NgramDrafter(ROWS, 3, 1, torch.device("cpu")),
+    "suffix": lambda: SuffixDrafter(1, torch.device("cpu"), SuffixStore(max_tokens=80)),
     "scripted": lambda: ScriptedDrafter(hashed_script, lambda position: position % 3 != 0),
     "draft_model": lambda: DraftModelDrafter(
         ScriptedRunner(lambda context: hashed_script(context, depth=2), ROWS, 40), VOCAB, VOCAB, draw_coupled
@@ -230,7 +233,7 @@ def test_an_id_whose_request_ended_in_a_failed_round_names_the_new_request():
 
 
 @pytest.mark.parametrize("cut_off", ["drafter.release_row", "runner.release_row", "scheduler.release"])
-@pytest.mark.parametrize("name", ["ngram", "draft_model"])
+@pytest.mark.parametrize("name", ["ngram", "suffix", "draft_model"])
 def test_a_release_that_is_cut_off_leaves_no_row_with_another_s_cache(name, cut_off):
     """As by Ctrl-C between any two of the moves that releasing a row takes."""
     engine = make_engine(hashed_script, drafters[name](), max_num_seqs=ROWS, max_model_len=LENGTH)

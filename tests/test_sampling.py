@@ -3,6 +3,7 @@ in the batch; and what the classical rule (`rejection`) keeps of it."""
 
 import random
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -128,7 +129,7 @@ def test_a_field_has_its_effect_in_its_own_row_only(name, strategy):
     assert len({tuple(output.outputs[0].token_ids) for output in wanted}) == len(ONE_FIELD)
 
 
-@pytest.mark.parametrize(("name", "strategy"), list(zip(DRAFTERS, STRATEGIES, strict=True)))
+@pytest.mark.parametrize(("name", "strategy"), list(zip(DRAFTERS, cycle(STRATEGIES), strict=False)))
 @pytest.mark.parametrize("method", ["coupled", "rejection"])
 def test_a_seeded_request_gives_alone_what_it_gives_among_others(method, name, strategy):
     """With `rejection` too: its tokens depend on the drafter, which sees its own row only."""

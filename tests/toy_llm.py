@@ -31,6 +31,7 @@ def drafting_with(model, num_speculative_tokens: int):
 DRAFTING = {
     "none": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix", "num_speculative_tokens": 5, "suffix_min_match": 1},
     "itself": drafting_with(MODEL, 3),
     "unrelated": drafting_with(text_llama(seed=2), 2),
 }

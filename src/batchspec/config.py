@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-METHODS = ("draft_model", "ngram")
+METHODS = ("draft_model", "ngram", "suffix")
 STRATEGIES = ("packed", "eqspec", "exspec")
 NUMERICS = ("invariant", "fast")
 GROUPINGS = ("length", "acceptance")
@@ -25,7 +25,8 @@ class SpeculativeConfig:
     """
 
     method: str
-    """`draft_model`: a smaller model with the same tokenizer; `ngram`: look the last tokens up in the text."""
+    """`draft_model`: a smaller model with the same tokenizer; `ngram`: look the last tokens up in the text;
+    `suffix`: what most often followed the longest match, in the text or in earlier outputs."""
     model: Any = None
     """For `draft_model`: a hub id, a folder, a .gguf file or a loaded `PreTrainedModel`."""
     num_speculative_tokens: int = 4
@@ -34,6 +35,12 @@ class SpeculativeConfig:
     """For `ngram`: the longest run of last tokens that is looked up; tried first."""
     prompt_lookup_min: int = 2
     """For `ngram`: the shortest run of last tokens that is looked up; tried last."""
+    suffix_min_match: int = 2
+    """For `suffix`: matches of fewer tokens give no draft."""
+    suffix_store_tokens: int = 0
+    """For `suffix`: tokens of earlier outputs of this engine, whoever asked for them, that are kept to draft from;
+    0, or at least 1000. 100,000 take 11 to 14 MB. Only with `coupled`: with `rejection`, which tokens are drawn
+    depends on the drafts, and a request with a seed would not repeat."""
     sampling_method: str = "coupled"
     """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
     other tokens of the same distribution, accepted somewhat more often."""
@@ -44,6 +51,12 @@ class SpeculativeConfig:
         _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
         _check_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
         _check_at_least("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min)
+        _check_at_least("suffix_min_match", self.suffix_min_match, 1)
+        _check_at_least("suffix_store_tokens", self.suffix_store_tokens, 0)
+        if 0 < self.suffix_store_tokens < 1000:
+            raise ValueError(f"suffix_store_tokens must be 0 or at least 1000, got {self.suffix_store_tokens}")
+        if self.suffix_store_tokens and self.sampling_method == "rejection":
+            raise ValueError("suffix_store_tokens must be 0 with sampling_method rejection, where drafts decide")
         if self.method == "draft_model" and self.model is None:
             raise ValueError("model must be given for method draft_model: a hub id, a folder or a loaded model")
         if self.method != "draft_model" and self.model is not None:

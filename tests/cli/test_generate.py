@@ -52,7 +52,12 @@ def test_answers_carry_the_fields_of_their_line_and_equal_the_library_s(tmp_path
 
 @pytest.mark.parametrize(
     "drafting",
-    [["--method", "ngram"], ["--draft-model", None], ["--method", "ngram", "--strategy", "exspec"]],
+    [
+        ["--method", "ngram"],
+        ["--method", "suffix", "--suffix-min-match", 1, "--suffix-store-tokens", 1000],
+        ["--draft-model", None],
+        ["--method", "ngram", "--strategy", "exspec"],
+    ],
 )
 def test_drafting_changes_nothing_but_the_metrics(tmp_path, model, prompts, drafting):
     drafting = [model if option is None else option for option in drafting]
@@ -170,7 +175,7 @@ def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, c
     ("options", "message"),
     [
         (["--model", "/no/such"], "there is no folder '/no/such'"),
-        (["--method", "magic"], "method must be one of draft_model, ngram, got 'magic'"),
+        (["--method", "magic"], "method must be one of draft_model, ngram, suffix, got 'magic'"),
         (
             ["--method", "ngram", "--num-speculative-tokens", "0"],
             "num_speculative_tokens must be an integer of at",

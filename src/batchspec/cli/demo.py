@@ -60,7 +60,8 @@ def demo(
     model: options.Model = None,
     draft_model: options.DraftModel = None,
     method: Annotated[
-        str | None, typer.Option(help="ngram or draft_model. Default: draft_model with --draft-model, else ngram.")
+        str | None,
+        typer.Option(help="ngram, suffix or draft_model. Default: draft_model with --draft-model, else ngram."),
     ] = None,
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     prompt_lookup_max: options.LookupMax = 3,

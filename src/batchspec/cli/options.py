@@ -31,7 +31,8 @@ DraftModel = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text) or [bold]draft_model[/bold]. "
+        help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text), [bold]suffix[/bold] (the "
+        "longest match, in the text or in earlier answers) or [bold]draft_model[/bold]. "
         "Default: draft_model with --draft-model, else no drafts.",
         show_default=False,
     ),
@@ -39,6 +40,10 @@ Method = Annotated[
 NumSpeculativeTokens = Annotated[int, typer.Option(help="Draft tokens per row and round, at most.")]
 LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
 LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens to look up.")]
+SuffixMinMatch = Annotated[int, typer.Option(help="suffix: shortest match that gives a draft.")]
+SuffixStoreTokens = Annotated[
+    int, typer.Option(help="suffix: tokens of earlier answers to draft from; 0 for none, else at least 1000.")
+]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Batch size: sequences that are decoded together.")]
@@ -64,8 +69,9 @@ def speculative_config(
     lookup_max: int,
     lookup_min: int,
     sampling_method: str = "coupled",
+    **settings: Any,
 ) -> dict[str, Any] | None:
-    """What the drafting options say together; None for no drafts.
+    """What the drafting options say together, with further `settings` as they are; None for no drafts.
 
     Raises:
         ValueError: the options contradict each other.
@@ -89,6 +95,7 @@ def speculative_config(
         "prompt_lookup_max": lookup_max,
         "prompt_lookup_min": lookup_min,
         "sampling_method": sampling_method,
+        **settings,
     }
 
 

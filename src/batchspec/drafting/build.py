@@ -10,6 +10,8 @@ from batchspec.config import SpeculativeConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Drafter, NoDrafter
 from batchspec.drafting.ngram import NgramDrafter
+from batchspec.drafting.suffix import SuffixDrafter
+from batchspec.drafting.suffix_store import SuffixStore
 from batchspec.models.capability import make_runner
 from batchspec.models.loader import context_length, vocabulary_size
 from batchspec.models.pairing import load_draft_model
@@ -46,6 +48,11 @@ def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
     )
 
 
+def _build_suffix(config: SpeculativeConfig, target: Target) -> Drafter:
+    store = SuffixStore(config.suffix_store_tokens) if config.suffix_store_tokens else None
+    return SuffixDrafter(config.suffix_min_match, target.runner.device, store)
+
+
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     draft = load_draft_model(config.model, target.runner.model, target.tokenizer)
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
@@ -56,5 +63,6 @@ def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
 
 BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {
     "ngram": _build_ngram,
+    "suffix": _build_suffix,
     "draft_model": _build_draft_model,
 }
