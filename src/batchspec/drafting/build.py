@@ -14,6 +14,8 @@ from batchspec.models.capability import make_runner
 from batchspec.models.loader import context_length, vocabulary_size
 from batchspec.models.pairing import load_draft_model
 from batchspec.models.runner import Runner
+from batchspec.models.shallow import num_layers, with_layers
+from batchspec.models.short_head import head_ids
 from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
@@ -48,13 +50,26 @@ def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     draft = load_draft_model(config.model, target.runner.model, target.tokenizer)
+    return _drafting_with(draft, config, target)
+
+
+def _build_early_exit(config: SpeculativeConfig, target: Target) -> Drafter:
+    count, most = config.num_layers or 0, num_layers(target.runner.model) - 1
+    if count > most:
+        raise ValueError(f"num_layers must be at most {most}, fewer layers than the target has, got {count}")
+    return _drafting_with(with_layers(target.runner.model, range(count)), config, target)
+
+
+def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> Drafter:
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
     runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
     draw = SAMPLING_METHODS[config.sampling_method].draw
-    return DraftModelDrafter(runner, vocabulary_size(draft), vocabulary_size(target.runner.model), draw)
+    sizes = vocabulary_size(draft), vocabulary_size(target.runner.model)
+    return DraftModelDrafter(runner, *sizes, draw, head_ids(draft))
 
 
 BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {
     "ngram": _build_ngram,
     "draft_model": _build_draft_model,
+    "early_exit": _build_early_exit,
 }
