@@ -53,7 +53,9 @@ def test_a_shard_is_the_same_whenever_it_is_made_and_no_two_are(llm, texts):
     again = make_texts(llm, SETTINGS, None, 0, lambda tokens: None)
     other = make_texts(llm, SETTINGS, None, 1, lambda tokens: None)
     assert [text.token_ids.tolist() for text in again] == [text.token_ids.tolist() for text in texts]
-    assert not {tuple(text.token_ids.tolist()) for text in other} & {tuple(text.token_ids.tolist()) for text in texts}
+    assert not {tuple(text.token_ids.tolist()) for text in other} & {
+        tuple(text.token_ids.tolist()) for text in texts
+    }
 
 
 def test_a_shard_is_read_as_it_was_written(tmp_path, texts):

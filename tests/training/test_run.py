@@ -19,15 +19,15 @@ from batchspec.training.settings import TrainingSettings
 
 SETTINGS = TrainingSettings(
     layers=1,
-    minutes=2.0,
+    minutes=1.5,
     data_minutes=0.05,  # three ticks of the clock below, and as many shards
     max_prompt_tokens=24,
-    max_tokens=32,
+    max_tokens=40,
     shard_size=32,
-    window=64,
-    lines_per_step=2,
-    learning_rate=3e-3,
-    num_measurements=6,
+    window=512,
+    lines_per_step=1,
+    learning_rate=1e-2,
+    num_measurements=4,
 )
 
 
@@ -36,18 +36,26 @@ def ticking():
     return count().__next__
 
 
+@torch.no_grad()
+def learnable_llama(seed: int):
+    """Says next what mostly the last token decides, which one layer can learn; and runs to its budget."""
+    model = text_llama(seed=seed).float()
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight *= 0.2
+    model.lm_head.weight[256] = 0.0
+    return model
+
+
 def new_llm(seed=1, **settings) -> LLM:
-    return LLM(text_llama(seed=seed).float(), tokenizer=byte_tokenizer(), max_num_seqs=16, **settings)
+    return LLM(learnable_llama(seed), tokenizer=byte_tokenizer(), max_num_seqs=16, **settings)
 
 
 def trained(folder, llm, settings=SETTINGS, num_steps=None, prompts=None):
-    """Train, for so many steps or to the end; gives the trainer."""
+    """Train, for so many steps or to the end."""
     work = open_folder(folder, llm, settings, prompts)
     data = make_data(work, llm, settings, prompts, lambda tokens: None, ticking())
-    trainer = None
-    for trainer in islice(train(folder, work, llm, settings, data, ticking()), num_steps):
+    for _ in islice(train(folder, work, llm, settings, data, ticking()), num_steps):
         pass
-    return trainer
 
 
 def curve(folder):
@@ -69,19 +77,21 @@ def whole(tmp_path_factory, llm):
 
 def test_agreement_and_acceptance_rise_clearly(whole):
     points = curve(whole)
-    assert len(points) == SETTINGS.num_measurements
+    assert len(points) == 1 + SETTINGS.num_measurements
     assert points[-1]["minutes"] >= SETTINGS.minutes > points[-2]["minutes"]
     print(points)
     assert points[-1]["agreement"] > points[0]["agreement"] + 0.1
     assert points[-1]["acceptance"][0] > points[0]["acceptance"][0] + 0.1
-    assert points[-1]["loss"] < points[0]["loss"]
+    assert points[-1]["loss"] < points[1]["loss"]
 
 
 def test_a_training_that_was_killed_twice_gives_the_same_curve_and_drafter(whole, tmp_path, llm):
     trained(tmp_path, llm, num_steps=30)  # some steps behind the last state are lost
     trained(tmp_path, llm, num_steps=41)
     (tmp_path / "training/data/00001.safetensors").unlink()
-    (tmp_path / "training/data/00002.safetensors").rename(tmp_path / "other")  # a shard that is made anew is the same
+    (tmp_path / "training/data/00002.safetensors").rename(
+        tmp_path / "other"
+    )  # a shard that is made anew is the same
     trained(tmp_path, llm)
     assert curve(tmp_path) == curve(whole)
     assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
@@ -118,14 +128,18 @@ def test_a_short_head_of_frequent_tokens_is_trained_and_saved(tmp_path, llm):
     trained(tmp_path, llm, settings)
     ids = head_ids(load_draft(tmp_path, llm.model))
     assert len(ids) == 24
-    said = torch.cat([text.top_ids[:, 0] for text in make_data(
-        tmp_path / "training", llm, settings, None, lambda tokens: None).texts])
+    said = torch.cat(
+        [
+            text.top_ids[:, 0]
+            for text in make_data(tmp_path / "training", llm, settings, None, lambda tokens: None).texts
+        ]
+    )
     assert torch.isin(said.long(), ids).float().mean() > 0.8
     drafting = new_llm(speculative_config={"method": "draft_model", "model": tmp_path})
     params = SamplingParams(temperature=0.0, max_tokens=40)
-    assert [one.generate("The sea", params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, drafting)][0] == (
-        drafting.generate("The sea", params, use_tqdm=False)[0].outputs[0].token_ids
-    )
+    answers = [one.generate("The sea", params, use_tqdm=False)[0].outputs[0].token_ids for one in (llm, drafting)]
+    assert answers[0] == answers[1]
+    assert drafting.engine.stats.num_accepted_tokens > 0
 
 
 def test_the_target_stays_as_it_is(tmp_path):

@@ -140,21 +140,25 @@ def train(
     if (work / STATE).exists():
         trainer.restore(work)
     budget = max(1.0, 60 * settings.minutes - data.seconds)
+    interval = budget / settings.num_measurements
     measure = _measuring(trainer, llm.engine.config.strategy, data)
     start = clock()
-    while trainer.seconds < budget:
-        before = trainer.seconds
-        trainer.step(trainer.seconds / budget)
+
+    def count() -> None:
+        nonlocal start
         now = clock()
         trainer.seconds, start = trainer.seconds + now - start, now
-        interval = budget / settings.num_measurements
-        if trainer.seconds // interval > before // interval or trainer.seconds >= budget:
-            point = replace(measure(), minutes=(data.seconds + trainer.seconds) / 60)
-            trainer.points.append(point)
-            if point.agreement >= max(earlier.agreement for earlier in trainer.points):
+
+    while not trainer.points or trainer.seconds < budget:
+        before = trainer.seconds
+        if trainer.points:  # the first point shows what the student can before it has learnt
+            trainer.step(trainer.seconds / budget)
+            count()
+        if not trainer.points or trainer.seconds // interval > before // interval or trainer.seconds >= budget:
+            trainer.points.append(replace(measure(), minutes=(data.seconds + trainer.seconds) / 60))
+            if trainer.points[-1].agreement >= max(point.agreement for point in trainer.points):
                 save_draft(folder, trainer.student, llm.model, layers)
-            now = clock()
-            trainer.seconds, start = trainer.seconds + now - start, now
+            count()
             trainer.save(work)
             write_curve(work, trainer.points)
         yield trainer
