@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -102,7 +102,7 @@ def save_draft(folder: Path, draft: PreTrainedModel, target: PreTrainedModel, la
     config = {"format": FORMAT, "version": VERSION, "kind": KIND, "layers": layers}
     config |= {"target": asdict(TargetIdentity.of(target))}
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / f".{WEIGHTS}")
+    (folder / f".{WEIGHTS}").write_bytes(save(tensors))  # save_file would make it readable for its owner only
     (folder / f".{WEIGHTS}").replace(folder / WEIGHTS)
     (folder / f".{CONFIG}").write_text(json.dumps(config, indent=1) + "\n")
     (folder / f".{CONFIG}").replace(folder / CONFIG)
@@ -141,8 +141,9 @@ def _read_config(folder: Path, target: PreTrainedModel) -> list[int]:
             f"{str(folder)!r} must be of kind {KIND!r} and version {VERSION}, "
             f"it is of kind {config.get('kind')!r} and version {config.get('version')!r}"
         )
+    known = config.get("target")
     for name, own in asdict(TargetIdentity.of(target)).items():
-        if (wanted := config.get("target", {}).get(name)) != own:
+        if (wanted := known.get(name) if isinstance(known, dict) else None) != own:
             raise ValueError(
                 f"{str(folder)!r} drafts for another target: its {name} is {wanted!r}, this one's is {own!r}"
             )

@@ -19,8 +19,8 @@ class Point:
     tokens: int
     """Trained on so far, each time that it came."""
     epochs: float
-    loss: float
-    """Mean since the point before."""
+    loss: float | None
+    """Mean since the point before; None at the first point, before anything is learnt."""
     agreement: float
     """Of the most probable token with the target's, on held-out texts."""
     acceptance: list[float]
@@ -49,7 +49,9 @@ def draw_curve(folder: Path, points: list[Point]) -> None:
     left.grid(alpha=0.3)
     left.legend(frameon=False, loc="upper left")
     right = left.twinx()
-    right.plot(minutes, [point.loss for point in points], color="tab:red", alpha=0.5)
+    losses = [(point.minutes, point.loss) for point in points if point.loss is not None]
+    if losses:
+        right.plot(*zip(*losses, strict=True), color="tab:red", alpha=0.5)
     right.set_ylabel("training loss", color="tab:red")
     partial = folder / f".{PICTURE}"
     figure.savefig(partial, dpi=120, format="png")

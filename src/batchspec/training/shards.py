@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 SECONDS = "seconds"
@@ -56,7 +56,7 @@ def write_shard(path: Path, shard: Shard) -> None:
         "is_greedy": torch.tensor([text.is_greedy for text in texts]),
     }
     partial = path.with_name(f".{path.name}")
-    save_file(tensors, partial, metadata={SECONDS: repr(shard.seconds)})
+    partial.write_bytes(save(tensors, metadata={SECONDS: repr(shard.seconds)}))
     partial.replace(path)
 
 

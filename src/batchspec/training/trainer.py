@@ -69,9 +69,9 @@ class Trainer:
         self.num_steps += 1
         self.loss_steps += 1
 
-    def mean_loss(self) -> float:
-        """Since it was asked for last."""
-        mean = self.loss_sum / max(self.loss_steps, 1)
+    def mean_loss(self) -> float | None:
+        """Since it was asked for last; None if there was no step."""
+        mean = self.loss_sum / self.loss_steps if self.loss_steps else None
         self.loss_sum, self.loss_steps = 0.0, 0
         return mean
 
