@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -100,7 +101,7 @@ class Trainer:
             self.points = [Point(**point) for point in state["points"]]
             for name in COUNTERS:
                 setattr(self, name, state["counters"][name])
-        except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError) as error:
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError, EOFError, UnpicklingError) as error:
             raise ValueError(f"{str(folder / STATE)!r} is no state of this training: {error}") from error
         self._lines = self._lines_of_epoch()
 
