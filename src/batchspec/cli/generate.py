@@ -36,6 +36,7 @@ def generate(
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     prompt_lookup_max: options.LookupMax = 3,
     prompt_lookup_min: options.LookupMin = 2,
+    exit_layers: options.ExitLayers = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be repeated.")] = None,
@@ -139,7 +140,13 @@ def generate(
     if params.is_greedy and (top_p, top_k, min_p) != (1.0, 0, 0.0):
         notes.print("[yellow]--top-p, --top-k and --min-p do nothing at --temperature 0, the default[/yellow]")
     drafting = speculative_config(
-        method, draft_model, num_speculative_tokens, prompt_lookup_max, prompt_lookup_min, sampling_method
+        method,
+        draft_model,
+        num_speculative_tokens,
+        prompt_lookup_max,
+        prompt_lookup_min,
+        sampling_method,
+        exit_layers,
     )
     work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():

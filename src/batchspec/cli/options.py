@@ -31,12 +31,15 @@ DraftModel = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text) or [bold]draft_model[/bold]. "
-        "Default: draft_model with --draft-model, else no drafts.",
+        help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text), [bold]draft_model[/bold] or "
+        "[bold]early_exit[/bold] (the target's first layers). Default: draft_model with --draft-model, else none.",
         show_default=False,
     ),
 ]
 NumSpeculativeTokens = Annotated[int, typer.Option(help="Draft tokens per row and round, at most.")]
+ExitLayers = Annotated[
+    int | None, typer.Option(help="early_exit: how many of the target's first layers draft.", show_default=False)
+]
 LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
 LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens to look up.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
@@ -64,6 +67,7 @@ def speculative_config(
     lookup_max: int,
     lookup_min: int,
     sampling_method: str = "coupled",
+    exit_layers: int | None = None,
 ) -> dict[str, Any] | None:
     """What the drafting options say together; None for no drafts.
 
@@ -74,6 +78,10 @@ def speculative_config(
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
     if method == "draft_model" and draft_model is None:
         raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
+    if method == "early_exit" and exit_layers is None:
+        raise ValueError("--method early_exit needs --exit-layers: how many of the target's first layers draft")
+    if method != "early_exit" and exit_layers is not None:
+        raise ValueError("--exit-layers goes with --method early_exit")
     if sampling_method not in SAMPLING_METHODS:
         raise ValueError(
             f"--sampling-method must be one of {', '.join(SAMPLING_METHODS)}, got {sampling_method!r}"
@@ -89,6 +97,7 @@ def speculative_config(
         "prompt_lookup_max": lookup_max,
         "prompt_lookup_min": lookup_min,
         "sampling_method": sampling_method,
+        "num_layers": exit_layers,
     }
 
 
