@@ -127,7 +127,7 @@ def test_another_version_is_refused(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"version": 2}))
     with pytest.raises(
-        ValueError, match="must be of kind 'layers' and version 1, it is of kind 'layers' and version 2"
+        ValueError, match="must be of kind layers or feature and version 1, it is of kind 'layers' and version 2"
     ):
         load_draft(tmp_path, text_llama())
 

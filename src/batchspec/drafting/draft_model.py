@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchspec.drafting.drafter import Draft
-from batchspec.layout.packed import pack
+from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
 from batchspec.request import Sequence
@@ -63,7 +63,7 @@ class DraftModelDrafter:
         probs: list[Tensor] = []
         for column in range(max(limits)):
             step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
-            logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
+            logits = self._forward(step, inputs, column)  # [drafting rows, vocabulary]
             drafting = [place for place, limit in enumerate(limits) if limit > column]
             lines = column_lines(list(batch.values()), drafts, drafting, column)
             tokens, drawn_from = self._draw(logits, lines)
@@ -110,6 +110,9 @@ class DraftModelDrafter:
             if sequence.siblings is batch[row].siblings and self.lengths[row] < shared <= self.lengths[other]:
                 self.runner.copy_row(other, row, shared)
                 self.lengths[row] = shared
+
+    def _forward(self, step: PackedStep, inputs: Tensor, column: int) -> Tensor:
+        return self.runner.forward(step, inputs, keep=step.last_index)
 
     def _draw(self, logits: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
         """Tokens `[rows]`, and what they were drawn from `[rows, target's vocabulary]` if anybody asks."""

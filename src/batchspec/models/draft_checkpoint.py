@@ -18,13 +18,14 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from batchspec.models.features import FUSE, add_fuse, is_feature_draft
 from batchspec.models.prepacking import PrepackedLinear, prepack
 from batchspec.models.shallow import make_plain, num_layers, stack_parts, with_layers
 from batchspec.models.short_head import head_ids, shorten_head
 
 FORMAT = "batchspec-draft"
 VERSION = 1
-KIND = "layers"
+KINDS = ("layers", "feature")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEAD_IDS = "head_ids"
 
@@ -69,9 +70,12 @@ def is_draft_checkpoint(source: Any) -> bool:
         return False
 
 
-def make_draft(target: PreTrainedModel, layers: list[int], ids: Tensor | None = None) -> PreTrainedModel:
+def make_draft(
+    target: PreTrainedModel, layers: list[int], ids: Tensor | None = None, kind: str = "layers"
+) -> PreTrainedModel:
     """A model with copies of these layers of `target` and of its final norm, as ordinary layers that may be
-    changed. Embedding and head are the target's own; with `ids` (`[H]`, rising) the head has only their rows."""
+    changed. Embedding and head are the target's own; with `ids` (`[H]`, rising) the head has only their rows. One
+    of kind `feature` feeds on the target's last hidden states, too."""
     draft = with_layers(target, layers)
     for name in stack_parts(draft):
         part = draft.get_submodule(name)
@@ -81,6 +85,8 @@ def make_draft(target: PreTrainedModel, layers: list[int], ids: Tensor | None = 
                 module.register_parameter(key, nn.Parameter(weight.detach().clone()))
     if ids is not None:
         shorten_head(draft, ids)
+    if kind == "feature":
+        add_fuse(draft)
     return draft.eval()
 
 
@@ -88,9 +94,13 @@ def own_weights(draft: PreTrainedModel) -> dict[str, nn.Parameter]:
     """The weights of a draft that `make_draft` made which are not the target's, by name."""
     return {
         f"{name}.{key}": weight
-        for name in stack_parts(draft)
+        for name in _own_parts(draft)
         for key, weight in draft.get_submodule(name).named_parameters()
     }
+
+
+def _own_parts(draft: PreTrainedModel) -> list[str]:
+    return [*stack_parts(draft), *([FUSE] if is_feature_draft(draft) else [])]
 
 
 def save_draft(folder: Path, draft: PreTrainedModel, target: PreTrainedModel, layers: list[int]) -> None:
@@ -99,7 +109,7 @@ def save_draft(folder: Path, draft: PreTrainedModel, target: PreTrainedModel, la
     tensors = {name: weight.detach().to(torch.bfloat16).cpu() for name, weight in own_weights(draft).items()}
     if (ids := head_ids(draft)) is not None:
         tensors[HEAD_IDS] = ids.to(torch.int32).cpu()
-    config = {"format": FORMAT, "version": VERSION, "kind": KIND, "layers": layers}
+    config = {"format": FORMAT, "version": VERSION, "kind": KINDS[is_feature_draft(draft)], "layers": layers}
     config |= {"target": asdict(TargetIdentity.of(target))}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f".{WEIGHTS}").write_bytes(save(tensors))  # save_file would make it readable for its owner only
@@ -115,12 +125,12 @@ def load_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ValueError: the folder was made for another target or by another version, or its weights do not fit.
     """
-    layers = _read_config(folder, target)
+    layers, kind = _read_config(folder, target)
     try:
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{WEIGHTS} in {str(folder)!r} cannot be read: {error}") from error
-    draft = make_draft(target, layers, tensors.pop(HEAD_IDS, None))
+    draft = make_draft(target, layers, tensors.pop(HEAD_IDS, None), kind)
     own = own_weights(draft)
     if mismatch := _mismatch(own, tensors):
         raise ValueError(f"{WEIGHTS} in {str(folder)!r} does not fit its layers: {mismatch}")
@@ -130,15 +140,17 @@ def load_draft(folder: Path, target: PreTrainedModel) -> PreTrainedModel:
     if any(isinstance(module, PrepackedLinear) for module in target.modules()):
         for name in stack_parts(draft):
             prepack(draft.get_submodule(name))
+        if is_feature_draft(draft):
+            draft.set_submodule(FUSE, prepack(nn.ModuleList([draft.get_submodule(FUSE)]))[0])
     return draft
 
 
-def _read_config(folder: Path, target: PreTrainedModel) -> list[int]:
-    """The target's layers after which the draft's are shaped."""
+def _read_config(folder: Path, target: PreTrainedModel) -> tuple[list[int], str]:
+    """The target's layers after which the draft's are shaped, and the draft's kind."""
     config = json.loads((folder / CONFIG).read_text())
-    if (config.get("version"), config.get("kind")) != (VERSION, KIND):
+    if config.get("version") != VERSION or config.get("kind") not in KINDS:
         raise ValueError(
-            f"{str(folder)!r} must be of kind {KIND!r} and version {VERSION}, "
+            f"{str(folder)!r} must be of kind {' or '.join(KINDS)} and version {VERSION}, "
             f"it is of kind {config.get('kind')!r} and version {config.get('version')!r}"
         )
     known = config.get("target")
@@ -150,7 +162,7 @@ def _read_config(folder: Path, target: PreTrainedModel) -> list[int]:
     layers = config.get("layers")
     if not isinstance(layers, list) or not layers or not all(isinstance(layer, int) for layer in layers):
         raise ValueError(f"layers in {str(folder / CONFIG)!r} must be a list of layer numbers, got {layers!r}")
-    return layers
+    return layers, config["kind"]
 
 
 def _mismatch(own: dict[str, nn.Parameter], tensors: dict[str, Tensor]) -> str | None:
