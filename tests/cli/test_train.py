@@ -49,7 +49,7 @@ def test_a_drafter_is_trained_and_the_same_command_finds_it_done(tmp_path, capsy
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--kind", "x"], "kind must be one of layers, got 'x'"),
+        (["--kind", "x"], "kind must be one of layers, feature, got 'x'"),
         (["--layers", "0"], "layers must be at least 1, got 0"),
         (["--minutes", "0"], "minutes must be a number above 0"),
         (["--minutes", "1", "--data-minutes", "1"], "data_minutes must be above 0 and below minutes"),

@@ -76,31 +76,38 @@ def llm(_one_thread):
     return new_llm()
 
 
+@pytest.fixture(scope="module", params=["layers", "feature"])
+def settings(request):
+    if request.param == "feature":
+        return replace(SETTINGS, kind="feature", learning_rate=3e-3, minutes=3.0)
+    return SETTINGS
+
+
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, llm):
+def whole(tmp_path_factory, llm, settings):
     """A training that was never interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    trained(folder, llm)
+    trained(folder, llm, settings)
     return folder
 
 
-def test_agreement_and_acceptance_rise_clearly(whole):
+def test_agreement_and_acceptance_rise_clearly(whole, settings):
     points = curve(whole)
     assert len(points) == 1 + SETTINGS.num_measurements
-    assert points[-1]["minutes"] >= SETTINGS.minutes > points[-2]["minutes"]
-    assert points[-1]["agreement"] > points[0]["agreement"] + 0.1
+    assert points[-1]["minutes"] >= settings.minutes > points[-2]["minutes"]
+    assert points[-1]["agreement"] > points[0]["agreement"] + 0.05
     assert points[-1]["acceptance"][0] > points[0]["acceptance"][0] + 0.1
     assert points[-1]["loss"] < points[1]["loss"]
 
 
-def test_a_training_that_was_killed_twice_gives_the_same_curve_and_drafter(whole, tmp_path, llm):
-    trained(tmp_path, llm, num_steps=30)  # some steps behind the last state are lost
-    trained(tmp_path, llm, num_steps=41)
+def test_a_training_that_was_killed_twice_gives_the_same_curve_and_drafter(whole, tmp_path, llm, settings):
+    trained(tmp_path, llm, settings, num_steps=30)  # some steps behind the last state are lost
+    trained(tmp_path, llm, settings, num_steps=41)
     (tmp_path / "training/data/00001.safetensors").unlink()
     (tmp_path / "training/data/00002.safetensors").rename(
         tmp_path / "other"
     )  # a shard that is made anew is the same
-    trained(tmp_path, llm)
+    trained(tmp_path, llm, settings)
     assert curve(tmp_path) == curve(whole)
     assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
@@ -117,18 +124,18 @@ def test_the_result_drafts_and_changes_no_token(whole, llm):
     assert drafting.engine.stats.num_accepted_tokens > 0
 
 
-def test_another_target_is_refused(whole, tmp_path):
+def test_another_target_is_refused(whole, settings):
     with pytest.raises(ValueError, match="drafts for another target"):
         new_llm(seed=2, speculative_config={"method": "draft_model", "model": whole})
     with pytest.raises(ValueError, match="holds a training with another target; give another --out"):
-        open_folder(whole, new_llm(seed=2), SETTINGS, None)
+        open_folder(whole, new_llm(seed=2), settings, None)
 
 
-def test_other_settings_or_prompts_are_refused(whole, llm):
+def test_other_settings_or_prompts_are_refused(whole, llm, settings):
     with pytest.raises(ValueError, match="holds a training with another seed; give another --out"):
-        open_folder(whole, llm, replace(SETTINGS, seed=3), None)
+        open_folder(whole, llm, replace(settings, seed=3), None)
     with pytest.raises(ValueError, match="holds a training with another prompts"):
-        open_folder(whole, llm, SETTINGS, [[1, 2]])
+        open_folder(whole, llm, settings, [[1, 2]])
 
 
 def test_a_short_head_of_frequent_tokens_is_trained_and_saved(tmp_path, llm):

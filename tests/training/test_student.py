@@ -8,11 +8,19 @@ from toy_models import make_model
 
 from batchspec.models.draft_checkpoint import own_weights
 from batchspec.models.prepacking import can_prepack, prepacked_copy
+from batchspec.training.hidden import HiddenStates
 from batchspec.training.lines import lines_of
 from batchspec.training.loss import distance
-from batchspec.training.measure import DEPTH, acceptance, agreement
+from batchspec.training.measure import DEPTH, _rollouts, acceptance, agreement
 from batchspec.training.shards import Text
-from batchspec.training.student import frequent_ids, logits_of, make_student, texts_per_line, vocabulary_places
+from batchspec.training.student import (
+    frequent_ids,
+    logits_by_depth,
+    logits_of,
+    make_student,
+    texts_per_line,
+    vocabulary_places,
+)
 
 
 def told_by(model, prompts, answer_tokens=12, k=4):
@@ -113,3 +121,22 @@ def test_frequent_ids_are_those_that_the_target_is_likely_to_say():
     assert frequent_ids([text], 6, 12).tolist() == [0, 1, 2, 5, 7, 9]
     assert frequent_ids([text], 0, 12) is None
     assert frequent_ids([text], 12, 12) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_a_feature_student_is_trained_on_what_it_meets_in_a_draft(family):
+    """At the end of each prompt, the first depth gives the token that the drafter drafts from the same states."""
+    target = make_model(family).float()
+    texts = told_by(target, PROMPTS, answer_tokens=6)
+    student = make_student(target, [target.config.num_hidden_layers - 1], None, "feature")
+    with torch.no_grad():  # untrained, it takes no notice of the features
+        own_weights(student)["fuse.weight"].copy_(torch.eye(48).repeat(1, 2))
+    hidden = HiddenStates(target)
+    lines = lines_of(texts, 64, texts_per_line(student))
+    assert len(lines) == 1
+    with torch.no_grad():
+        each = logits_by_depth(student, lines[0], hidden.before(lines[0]), 2)
+    starts = [0, 6, 12]  # of the answers among the places of the line
+    rollouts = _rollouts(student, texts, "packed", hidden)
+    assert [drafted[0] for drafted, _ in rollouts[:3]] == each[0][starts].argmax(dim=-1).tolist()
+    assert not torch.equal(each[0], each[1])

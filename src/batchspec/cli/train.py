@@ -31,7 +31,11 @@ def train_drafter(
         ),
     ] = None,
     kind: Annotated[
-        str, typer.Option(help="layers: some layers between the target's embedding and head.")
+        str,
+        typer.Option(
+            help="layers: some layers between the target's embedding and head; feature: such as also read its "
+            "last hidden states."
+        ),
     ] = "layers",
     layers: Annotated[int, typer.Option(help="Layers, which start as the target's first, ..., last.")] = 2,
     minutes: Annotated[float, typer.Option(help="Data and training together.")] = 60.0,

@@ -59,6 +59,11 @@ def _body(model: PreTrainedModel) -> nn.Module:
     return model.get_submodule(stack_name(model).rpartition(".")[0])
 
 
+def captured_features(model: PreTrainedModel) -> AbstractContextManager[list[Tensor]]:
+    """Within this context each forward pass of the model adds its last hidden states `[1, N, hidden]`."""
+    return _captured(_body(model))
+
+
 @contextmanager
 def _captured(body: nn.Module) -> Iterator[list[Tensor]]:
     captured: list[Tensor] = []
@@ -71,7 +76,7 @@ def _captured(body: nn.Module) -> Iterator[list[Tensor]]:
 
 def features_of(model: PreTrainedModel, token_ids: Tensor, position_ids: Tensor) -> Tensor:
     """Of texts `[1, W]` in one pass without a cache; gives `[1, W, hidden]`."""
-    with torch.no_grad(), _captured(_body(model)) as captured:
+    with torch.no_grad(), captured_features(model) as captured:
         nothing = torch.empty(0, dtype=torch.long, device=token_ids.device)
         model(input_ids=token_ids, position_ids=position_ids, logits_to_keep=nothing, use_cache=False)
     return captured[0]
@@ -82,11 +87,12 @@ FUSE = "fuse"
 
 
 def add_fuse(model: PreTrainedModel) -> None:
-    """Make the model a feature draft. It starts as the sum of a token's embedding and the features before it."""
+    """Make the model a feature draft. It starts as one that takes no notice of the features, since its layers know
+    embeddings only."""
     embedding = model.get_input_embeddings().weight
     identity = torch.eye(embedding.shape[1], dtype=embedding.dtype, device=embedding.device)
     linear = nn.Linear(2 * embedding.shape[1], embedding.shape[1], bias=False, device="meta")
-    linear.weight = nn.Parameter(torch.cat([identity, identity], dim=1))
+    linear.weight = nn.Parameter(torch.cat([identity, torch.zeros_like(identity)], dim=1))
     model.add_module(FUSE, linear)
 
 

@@ -20,10 +20,17 @@ class Line:
     places: Tensor  # [M] int64: where on the line a token of an answer is predicted
     top_ids: Tensor  # [M, k] int64
     top_logprobs: Tensor  # [M, k] float32
+    texts: list[Text]
 
     def to(self, device: torch.device) -> Line:
-        parts = (self.token_ids, self.position_ids, self.places, self.top_ids, self.top_logprobs)
-        return Line(*(part.to(device) for part in parts))
+        return Line(
+            self.token_ids.to(device),
+            self.position_ids.to(device),
+            self.places.to(device),
+            self.top_ids.to(device),
+            self.top_logprobs.to(device),
+            self.texts,
+        )
 
 
 def fill_lines(lengths: list[int], width: int, most_per_line: int) -> Iterator[list[int]]:
@@ -76,6 +83,7 @@ def make_line(texts: list[Text], width: int) -> Line:
         torch.cat(places),
         torch.cat(ids),
         torch.cat(logprobs),
+        texts,
     )
 
 

@@ -18,6 +18,7 @@ from batchspec.prompts import digest
 from batchspec.provenance import provenance
 from batchspec.training.answers import Done, make_texts
 from batchspec.training.curve import Point, write_curve
+from batchspec.training.hidden import HiddenStates
 from batchspec.training.lines import lines_of
 from batchspec.training.measure import acceptance, agreement
 from batchspec.training.settings import TrainingSettings, spread
@@ -136,7 +137,8 @@ def train(
     """
     layers = spread(settings.layers, num_layers(llm.model))
     ids = frequent_ids(data.texts, settings.head_size, vocabulary_size(llm.model))
-    trainer = Trainer(make_student(llm.model, layers, ids), data.texts, settings)
+    hidden = HiddenStates(llm.model) if settings.kind == "feature" else None
+    trainer = Trainer(make_student(llm.model, layers, ids, settings.kind), data.texts, settings, hidden)
     if (work / STATE).exists():
         trainer.restore(work)
     budget = max(1.0, 60 * settings.minutes - data.seconds)
@@ -179,8 +181,8 @@ def _measuring(trainer: Trainer, strategy: str, data: Data) -> Callable[[], Poin
             tokens=trainer.num_tokens,
             epochs=round(trainer.epochs, 4),
             loss=trainer.mean_loss(),
-            agreement=agreement(trainer.student, lines),
-            acceptance=acceptance(trainer.student, held_out, strategy),
+            agreement=agreement(trainer.student, lines, trainer.hidden),
+            acceptance=acceptance(trainer.student, held_out, strategy, trainer.hidden),
         )
 
     return measure

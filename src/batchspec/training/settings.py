@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-KINDS = ("layers",)
+KINDS = ("layers", "feature")
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class TrainingSettings:
     """
 
     kind: str = "layers"
-    """`layers`: a small independent model with the target's embedding and head."""
+    """`layers`: a small independent model with the target's embedding and head. `feature`: the same, which feeds
+    on the target's last hidden states, too, and in a draft on its own."""
     layers: int = 2
     """Layers of the drafter."""
     minutes: float = 60.0
@@ -41,6 +42,8 @@ class TrainingSettings:
     """At its peak."""
     warm_up: float = 0.05
     """Share of the training time."""
+    unroll: int = 2
+    """For `feature`: how deep in a draft it is trained."""
     hard_share: float = 0.5
     """Weight of the target's most probable token in the loss; the rest is its distribution's."""
     num_measurements: int = 60
@@ -50,7 +53,7 @@ class TrainingSettings:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         lowest = {"layers": 1, "seed": 0, "head_size": 0, "max_prompt_tokens": 1, "max_tokens": 1, "shard_size": 2}
-        lowest |= {"window": 8, "lines_per_step": 1, "num_measurements": 1}
+        lowest |= {"window": 8, "lines_per_step": 1, "num_measurements": 1, "unroll": 1}
         lowest |= {} if self.tokens is None else {"tokens": 1}
         for name, low in lowest.items():
             if (value := getattr(self, name)) < low:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from batchspec.models.draft_checkpoint import make_draft, own_weights
+from batchspec.models.features import captured_features, fuse
 from batchspec.models.shallow import make_plain
 from batchspec.models.short_head import head_ids
 from batchspec.training.lines import Line
@@ -20,10 +21,10 @@ PACKED_TOLERANCE = 1e-2
 """Largest relative distance of logits in a packed line from those of a text alone."""
 
 
-def make_student(target: Any, layers: list[int], ids: Tensor | None) -> Any:
+def make_student(target: Any, layers: list[int], ids: Tensor | None, kind: str = "layers") -> Any:
     """Its own weights (layers and final norm) may be trained, all others are frozen; none is shared with `target`.
     `ids` `[H]` are those of its short head."""
-    draft = make_draft(target, layers, ids)
+    draft = make_draft(target, layers, ids, kind)
     make_plain(draft)  # a prepacked head lets no gradient through
     student = deepcopy(draft).float().eval()
     student.requires_grad_(False)
@@ -54,6 +55,29 @@ def logits_of(student: Any, line: Line) -> Tensor:  # [M, H]
         )
     logits: Tensor = output.logits[0]
     return logits.float()
+
+
+def logits_by_depth(student: Any, line: Line, hidden: Tensor, depths: int) -> list[Tensor]:  # [M, H] each
+    """The logits of a feature draft at the places of a line: fed with the target's states `hidden`
+    (`[1, W, hidden]`) of the tokens before, then with its own, as deeper and deeper in a draft.
+
+    Positions are those of the pairs in a draft's cache, one less than the token's. So the first token of a text,
+    which no pair has, stands apart from it.
+    """
+    own, each = hidden, []
+    positions = (line.position_ids - 1).clamp(min=0)
+    for _ in range(depths):
+        with half_precision(student), captured_features(student) as captured:
+            output = student(
+                inputs_embeds=fuse(student, line.token_ids, own),
+                position_ids=positions,
+                logits_to_keep=line.places,
+                use_cache=False,
+            )
+        each.append(output.logits[0].float())
+        moved = torch.nn.functional.pad(captured[0].float(), (0, 0, 1, 0))[:, :-1]
+        own = torch.where((line.position_ids <= 1).unsqueeze(-1), hidden, moved)
+    return each
 
 
 @contextmanager

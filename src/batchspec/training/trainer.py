@@ -10,15 +10,16 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchspec.models.draft_checkpoint import own_weights
 from batchspec.training.curve import Point
+from batchspec.training.hidden import HiddenStates
 from batchspec.training.lines import Line, lines_of
 from batchspec.training.loss import distance
 from batchspec.training.settings import TrainingSettings
 from batchspec.training.shards import Text
-from batchspec.training.student import logits_of, texts_per_line, vocabulary_places
+from batchspec.training.student import logits_by_depth, logits_of, texts_per_line, vocabulary_places
 
 STATE = "state.pt"
 FINAL_RATE = 0.1
@@ -28,8 +29,12 @@ FINAL_RATE = 0.1
 class Trainer:
     """Trains the student on texts in an order that depends on the seed and the epoch alone."""
 
-    def __init__(self, student: Any, texts: list[Text], settings: TrainingSettings) -> None:
+    def __init__(
+        self, student: Any, texts: list[Text], settings: TrainingSettings, hidden: HiddenStates | None = None
+    ) -> None:
+        """`hidden` for a student of kind `feature`."""
         self.student = student
+        self.hidden = hidden
         self.texts = texts
         self.settings = settings
         self.weights = own_weights(student)
@@ -60,8 +65,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for _ in range(self.settings.lines_per_step):
             line = self._take_line().to(self.device)
-            logits = logits_of(self.student, line)
-            loss = distance(logits, line.top_ids, line.top_logprobs, self.places, self.settings.hard_share)
+            loss = self._loss(line)
             (loss / self.settings.lines_per_step).backward()
             self.loss_sum += loss.item() / self.settings.lines_per_step
             self.num_tokens += len(line.places)
@@ -69,6 +73,19 @@ class Trainer:
         self.optimizer.step()
         self.num_steps += 1
         self.loss_steps += 1
+
+    def _loss(self, line: Line) -> Tensor:
+        """Deeper in a draft it counts less, as fewer drafts come there."""
+        if self.hidden is None:
+            each = [logits_of(self.student, line)]
+        else:
+            each = logits_by_depth(self.student, line, self.hidden.before(line), self.settings.unroll)
+        weights = [0.5**depth for depth in range(len(each))]
+        losses = [
+            weight * distance(logits, line.top_ids, line.top_logprobs, self.places, self.settings.hard_share)
+            for weight, logits in zip(weights, each, strict=True)
+        ]
+        return torch.stack(losses).sum() / sum(weights)
 
     def mean_loss(self) -> float | None:
         """Since it was asked for last; None if there was no step."""
