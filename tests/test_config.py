@@ -6,8 +6,8 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "speculative_config needs the key 'method': one of draft_model, ngram, suffix"),
-        ({"method": "medusa"}, "method must be one of draft_model, ngram, suffix, got 'medusa'"),
+        ({}, "speculative_config needs the key 'method': one of draft_model, early_exit, ngram, suffix"),
+        ({"method": "medusa"}, "method must be one of draft_model, early_exit, ngram, suffix, got 'medusa'"),
         ({"method": "ngram", "gamma": 3}, "speculative_config has no key 'gamma'; allowed are method, model"),
         (
             {"method": "ngram", "num_speculative_tokens": 0},
@@ -31,6 +31,9 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
         ),
         ({"method": "draft_model"}, "model must be given for method draft_model"),
         ({"method": "ngram", "model": "x"}, "model must not be given for method ngram"),
+        ({"method": "early_exit"}, "num_layers must be given for method early_exit"),
+        ({"method": "early_exit", "num_layers": 0}, "num_layers must be an integer of at least 1"),
+        ({"method": "ngram", "num_layers": 1}, "num_layers must not be given for method ngram"),
     ],
 )
 def test_a_wrong_drafting_setting_is_named_with_what_is_allowed(values, message):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-METHODS = ("draft_model", "ngram", "suffix")
+METHODS = ("draft_model", "early_exit", "ngram", "suffix")
 STRATEGIES = ("packed", "eqspec", "exspec")
 NUMERICS = ("invariant", "fast")
 GROUPINGS = ("length", "acceptance")
@@ -25,10 +25,14 @@ class SpeculativeConfig:
     """
 
     method: str
-    """`draft_model`: a smaller model with the same tokenizer; `ngram`: look the last tokens up in the text;
-    `suffix`: what most often followed the longest match, in the text or in earlier outputs."""
+    """`draft_model`: a smaller model with the same tokenizer; `early_exit`: the target's first layers with its own
+    final norm and head; `ngram`: look the last tokens up in the text; `suffix`: what most often followed the longest
+    match, in the text or in earlier outputs."""
     model: Any = None
-    """For `draft_model`: a hub id, a folder, a .gguf file or a loaded `PreTrainedModel`."""
+    """For `draft_model`: a hub id, a folder (of `batchspec train-drafter`, too), a .gguf file or a loaded
+    `PreTrainedModel`."""
+    num_layers: int | None = None
+    """For `early_exit`: how many of the target's first layers draft."""
     num_speculative_tokens: int = 4
     """Draft tokens per row and round, at most."""
     prompt_lookup_max: int = 3
@@ -61,6 +65,14 @@ class SpeculativeConfig:
             raise ValueError("model must be given for method draft_model: a hub id, a folder or a loaded model")
         if self.method != "draft_model" and self.model is not None:
             raise ValueError(f"model must not be given for method {self.method}: it drafts without one")
+        if self.method == "early_exit" and self.num_layers is None:
+            raise ValueError(
+                "num_layers must be given for method early_exit: how many of the target's first layers"
+            )
+        if self.method != "early_exit" and self.num_layers is not None:
+            raise ValueError(f"num_layers must not be given for method {self.method}: it goes with early_exit")
+        if self.num_layers is not None:
+            _check_at_least("num_layers", self.num_layers, 1)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
@@ -33,19 +34,9 @@ def load_prompts(
     Raises:
         ValueError: the file or a line cannot be read or run, or there are too few prompts.
     """
-    by_category: dict[str, list[Record]] = defaultdict(list)
-    for record in read_records(str(path), "jsonl", "--dataset"):
-        if record.error is not None:
-            raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {record.error}")
-        by_category[str(record.fields.get("category", ""))].append(record)
-    in_turn = [record for record in chain.from_iterable(zip_longest(*by_category.values())) if record is not None]
-    prompts: list[list[int]] = []
-    for record in in_turn:
-        try:
-            token_ids = _token_ids(record.fields, llm, max_prompt_tokens)
-        except ValueError as error:
-            raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {error}") from error
-        if len(token_ids) <= max_prompt_tokens and len(token_ids) >= (prompt_tokens or 1):
+    prompts = []
+    for token_ids in _fitting(path, llm, max_prompt_tokens, "--dataset"):
+        if len(token_ids) >= (prompt_tokens or 1):
             prompts.append(token_ids[:prompt_tokens])
         if len(prompts) == (num_prompts or MOST):
             return prompts
@@ -56,9 +47,40 @@ def load_prompts(
     return prompts
 
 
+def load_all_prompts(path: Path, llm: LLM, max_prompt_tokens: int, option: str) -> list[list[int]]:
+    """All prompts of a file such as `load_prompts` reads that have at most so many tokens; `option` is what errors
+    call the file.
+
+    Raises:
+        ValueError: the file or a line cannot be read or run, or no prompt fits.
+    """
+    prompts = list(_fitting(path, llm, max_prompt_tokens, option))
+    if not prompts:
+        raise ValueError(f"{option} {str(path)!r} has no prompt that fits")
+    return prompts
+
+
 def digest(prompts: list[list[int]]) -> str:
     """What tells one list of prompts from another."""
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+
+
+def _fitting(path: Path, llm: LLM, max_prompt_tokens: int, option: str) -> Iterator[list[int]]:
+    """Prompts of at most so many tokens, one of each category in turn."""
+    by_category: dict[str, list[Record]] = defaultdict(list)
+    for record in read_records(str(path), "jsonl", option):
+        if record.error is not None:
+            raise ValueError(f"{option} {str(path)!r}, line {record.line}: {record.error}")
+        by_category[str(record.fields.get("category", ""))].append(record)
+    for record in chain.from_iterable(zip_longest(*by_category.values())):
+        if record is None:
+            continue
+        try:
+            token_ids = _token_ids(record.fields, llm, max_prompt_tokens)
+        except ValueError as error:
+            raise ValueError(f"{option} {str(path)!r}, line {record.line}: {error}") from error
+        if len(token_ids) <= max_prompt_tokens:
+            yield token_ids
 
 
 def _token_ids(fields: dict[str, Any], llm: LLM, max_prompt_tokens: int) -> list[int]:

@@ -175,7 +175,7 @@ def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, c
     ("options", "message"),
     [
         (["--model", "/no/such"], "there is no folder '/no/such'"),
-        (["--method", "magic"], "method must be one of draft_model, ngram, suffix, got 'magic'"),
+        (["--method", "magic"], "method must be one of draft_model, early_exit, ngram, suffix, got 'magic'"),
         (
             ["--method", "ngram", "--num-speculative-tokens", "0"],
             "num_speculative_tokens must be an integer of at",
@@ -186,6 +186,9 @@ def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, c
         (["--max-num-seqs", "0"], "max_num_seqs must be an integer of at least 1"),
         (["--dtype", "int8"], "dtype must be one of"),
         (["--device", "tpu9"], "device must be auto, cpu, or a device"),
+        (["--method", "early_exit"], "--method early_exit needs --exit-layers"),
+        (["--exit-layers", "1"], "--exit-layers goes with --method early_exit"),
+        (["--method", "early_exit", "--exit-layers", "2"], "num_layers must be at most 1, fewer layers than the"),
         (["--draft-model", "/no/such"], "there is no folder '/no/such'"),
     ],
 )

@@ -38,6 +38,7 @@ def generate(
     prompt_lookup_min: options.LookupMin = 2,
     suffix_min_match: options.SuffixMinMatch = 2,
     suffix_store_tokens: options.SuffixStoreTokens = 0,
+    exit_layers: options.ExitLayers = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be repeated.")] = None,
@@ -149,6 +150,7 @@ def generate(
         sampling_method,
         suffix_min_match=suffix_min_match,
         suffix_store_tokens=suffix_store_tokens,
+        num_layers=exit_layers,
     )
     work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():

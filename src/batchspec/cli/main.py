@@ -12,6 +12,7 @@ from batchspec.cli.audit import audit
 from batchspec.cli.bench import bench
 from batchspec.cli.demo import demo
 from batchspec.cli.generate import generate
+from batchspec.cli.train import train_drafter
 
 app = typer.Typer(
     name="batchspec",
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(audit)
+app.command("train-drafter")(train_drafter)
 app.add_typer(bench, name="bench")
 
 

@@ -32,12 +32,15 @@ Method = Annotated[
     str | None,
     typer.Option(
         help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text), [bold]suffix[/bold] (the "
-        "longest match, in the text or in earlier answers) or [bold]draft_model[/bold]. "
-        "Default: draft_model with --draft-model, else no drafts.",
+        "longest match, in the text or in earlier answers), [bold]draft_model[/bold] or [bold]early_exit[/bold] (the "
+        "target's first layers). Default: draft_model with --draft-model, else no drafts.",
         show_default=False,
     ),
 ]
 NumSpeculativeTokens = Annotated[int, typer.Option(help="Draft tokens per row and round, at most.")]
+ExitLayers = Annotated[
+    int | None, typer.Option(help="early_exit: how many of the target's first layers draft.", show_default=False)
+]
 LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
 LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens to look up.")]
 SuffixMinMatch = Annotated[int, typer.Option(help="suffix: shortest match that gives a draft.")]
@@ -80,6 +83,10 @@ def speculative_config(
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
     if method == "draft_model" and draft_model is None:
         raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
+    if method == "early_exit" and exit_layers is None:
+        raise ValueError("--method early_exit needs --exit-layers: how many of the target's first layers draft")
+    if method != "early_exit" and exit_layers is not None:
+        raise ValueError("--exit-layers goes with --method early_exit")
     if sampling_method not in SAMPLING_METHODS:
         raise ValueError(
             f"--sampling-method must be one of {', '.join(SAMPLING_METHODS)}, got {sampling_method!r}"

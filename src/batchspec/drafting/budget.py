@@ -153,7 +153,8 @@ class AdaptiveBudget:
         spent = self._spent(marks)
         best = gained / (spent + self.target_costs.seconds(num_tokens))
         expected = {
-            place: (survivals[place] or [1.0])[-1] * self.estimates.chance(_unseen(column), self._of(rows[place])[0])
+            place: (survivals[place] or [1.0])[-1]
+            * self.estimates.chance(_unseen(column), self._of(rows[place])[0])
             for place in candidates
         }
         order = sorted(candidates, key=lambda place: -expected[place])
@@ -212,9 +213,7 @@ def best_cut(survivals: Rows[Rows[float]], costs: StepCosts, seconds_before: flo
     )
     num_rows = len(survivals)
     gained = accumulate((-negative for negative, *_ in ranked), initial=float(num_rows))
-    rates = [
-        tokens / (seconds_before + costs.seconds(num_rows + count)) for count, tokens in enumerate(gained)
-    ]
+    rates = [tokens / (seconds_before + costs.seconds(num_rows + count)) for count, tokens in enumerate(gained)]
     taken = [0] * num_rows
     for *_, place in ranked[: rates.index(max(rates))]:
         taken[place] += 1

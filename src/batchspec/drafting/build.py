@@ -9,13 +9,17 @@ from typing import Any
 from batchspec.config import SpeculativeConfig
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Drafter, NoDrafter
+from batchspec.drafting.feature import FeatureDrafter
 from batchspec.drafting.ngram import NgramDrafter
 from batchspec.drafting.suffix import SuffixDrafter
 from batchspec.drafting.suffix_store import SuffixStore
-from batchspec.models.capability import make_runner
+from batchspec.models.capability import check_support, make_runner
+from batchspec.models.features import FeatureStore, is_feature_draft
 from batchspec.models.loader import context_length, vocabulary_size
 from batchspec.models.pairing import load_draft_model
-from batchspec.models.runner import Runner
+from batchspec.models.runner import FeatureRunner, PackedRunner, Runner
+from batchspec.models.shallow import num_layers, with_layers
+from batchspec.models.short_head import head_ids
 from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
@@ -55,14 +59,38 @@ def _build_suffix(config: SpeculativeConfig, target: Target) -> Drafter:
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
     draft = load_draft_model(config.model, target.runner.model, target.tokenizer)
+    build = _drafting_by_features if is_feature_draft(draft) else _drafting_with
+    return build(draft, config, target)
+
+
+def _drafting_by_features(draft: Any, config: SpeculativeConfig, target: Target) -> Drafter:
+    if target.strategy != "packed" or not isinstance(target.runner, PackedRunner):
+        raise ValueError(f"a draft model of kind feature needs strategy packed, got {target.strategy}")
+    check_support("packed", draft, target.runner.max_length)
+    target.runner.features = FeatureStore(target.runner.model)
+    runner = FeatureRunner(draft, target.runner.num_rows, target.runner.max_length)
+    draw = SAMPLING_METHODS[config.sampling_method].draw
+    return FeatureDrafter(runner, target.runner.features, vocabulary_size(draft), draw, head_ids(draft))
+
+
+def _build_early_exit(config: SpeculativeConfig, target: Target) -> Drafter:
+    count, most = config.num_layers or 0, num_layers(target.runner.model) - 1
+    if count > most:
+        raise ValueError(f"num_layers must be at most {most}, fewer layers than the target has, got {count}")
+    return _drafting_with(with_layers(target.runner.model, range(count)), config, target)
+
+
+def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> Drafter:
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
     runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
     draw = SAMPLING_METHODS[config.sampling_method].draw
-    return DraftModelDrafter(runner, vocabulary_size(draft), vocabulary_size(target.runner.model), draw)
+    sizes = vocabulary_size(draft), vocabulary_size(target.runner.model)
+    return DraftModelDrafter(runner, *sizes, draw, head_ids(draft))
 
 
 BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {
     "ngram": _build_ngram,
     "suffix": _build_suffix,
     "draft_model": _build_draft_model,
+    "early_exit": _build_early_exit,
 }

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from batchspec.drafting.drafter import Draft
-from batchspec.layout.packed import pack
+from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
 from batchspec.request import Sequence
-from batchspec.sampling.lines import column_lines
-from batchspec.sampling.method import Draw
-from batchspec.sampling.processors import process
+from batchspec.sampling.lines import Lines, column_lines
+from batchspec.sampling.method import Draw, draw_coupled
+from batchspec.sampling.processors import are_plain, process
 
 CATCH_UP = 16
 """Missing tokens up to which a row catches up inside the packed step; more are prefilled for the row alone."""
@@ -31,12 +31,24 @@ class DraftModelDrafter:
     behind: it simply feeds two tokens in the first step of its next draft.
     """
 
-    def __init__(self, runner: Runner, draft_vocab_size: int, target_vocab_size: int, draw: Draw) -> None:
-        """`draw` is the drafter's half of the sampling method."""
+    def __init__(
+        self,
+        runner: Runner,
+        draft_vocab_size: int,
+        target_vocab_size: int,
+        draw: Draw,
+        head_ids: Tensor | None = None,  # [H] int64, rising
+    ) -> None:
+        """`draw` is the drafter's half of the sampling method. With `head_ids` the model's logits `[..., H]` stand
+        for those tokens, and all others are never drafted."""
         self.runner = runner
         self.draft_vocab_size = draft_vocab_size
         self.target_vocab_size = target_vocab_size
         self.draw = draw
+        self.head_ids = head_ids
+        sayable = torch.arange(draft_vocab_size, device=runner.device) if head_ids is None else head_ids
+        self._is_silent = torch.ones(target_vocab_size, dtype=torch.bool, device=runner.device)
+        self._is_silent[sayable[sayable < target_vocab_size]] = False
         self.lengths = [0] * runner.num_rows
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
@@ -51,12 +63,10 @@ class DraftModelDrafter:
         probs: list[Tensor] = []
         for column in range(max(limits)):
             step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
-            logits = self.runner.forward(step, inputs, keep=step.last_index)  # [drafting rows, vocabulary]
+            logits = self._forward(step, inputs, column)  # [drafting rows, vocabulary]
             drafting = [place for place, limit in enumerate(limits) if limit > column]
             lines = column_lines(list(batch.values()), drafts, drafting, column)
-            logits = process(self._fitted(logits), lines)
-            logits[:, self.draft_vocab_size :] = -torch.inf  # whatever a request's own functions say
-            tokens, drawn_from = self.draw(logits, lines)
+            tokens, drawn_from = self._draw(logits, lines)
             drafts[lines.row_index, column] = tokens
             if drawn_from is not None:
                 all_rows = drawn_from.new_zeros(len(rows), self.target_vocab_size)
@@ -101,8 +111,22 @@ class DraftModelDrafter:
                 self.runner.copy_row(other, row, shared)
                 self.lengths[row] = shared
 
+    def _forward(self, step: PackedStep, inputs: Tensor, column: int) -> Tensor:
+        return self.runner.forward(step, inputs, keep=step.last_index)
+
+    def _draw(self, logits: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
+        """Tokens `[rows]`, and what they were drawn from `[rows, target's vocabulary]` if anybody asks."""
+        if self.head_ids is not None and self.draw is draw_coupled and are_plain(lines):
+            return self.head_ids[logits.argmax(dim=-1)], None  # the short head's argmax is that of the whole line
+        logits = process(self._fitted(logits), lines)
+        logits.masked_fill_(self._is_silent, -torch.inf)  # whatever a request's own functions say
+        return self.draw(logits, lines)
+
     def _fitted(self, logits: Tensor) -> Tensor:  # [rows, draft's vocabulary]; [rows, target's vocabulary]
         """Ids that only one of the two models has are padding of its vocabulary, and never drafted."""
+        if self.head_ids is not None:
+            fitted = logits.new_full((len(logits), self.target_vocab_size), -torch.inf)
+            return fitted.index_copy_(1, self.head_ids, logits)
         missing = max(0, self.target_vocab_size - self.draft_vocab_size)
         return torch.nn.functional.pad(
             logits[:, : min(self.draft_vocab_size, self.target_vocab_size)], (0, missing), value=-torch.inf

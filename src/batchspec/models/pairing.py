@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from batchspec.models.draft_checkpoint import is_draft_checkpoint, load_draft
 from batchspec.models.loader import load_model, load_tokenizer, vocabulary_size
 from batchspec.models.prepacking import prepack
 
@@ -16,11 +18,17 @@ MOST_PADDING = 1024
 def load_draft_model(
     source: Any, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedModel:
-    """A draft model on the target's device and in its dtype; one that is loaded already stays as it is.
+    """A draft model on the target's device and in its dtype; one that is loaded already stays as it is. A draft
+    checkpoint borrows the target's embedding and head.
 
     Raises:
-        ValueError: it cannot be loaded, or has another tokenizer.
+        ValueError: it cannot be loaded, has another tokenizer, or was made for another target.
     """
+    if is_draft_checkpoint(source):
+        try:
+            return load_draft(Path(source).expanduser(), target)
+        except ValueError as error:
+            raise ValueError(f"draft model: {error}") from error
     is_loaded = not isinstance(source, str) and not hasattr(source, "__fspath__")
     try:
         draft = load_model(source, "auto" if is_loaded else target.dtype, target.device)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,10 @@ class PrepackedLinear(nn.Module):
         return self
 
 
-def prepack(model: PreTrainedModel) -> PreTrainedModel:
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def prepack(model: Model) -> Model:
     """Reorder the weights of the model's linear layers, in place, if this CPU and dtype allow it; gives the model.
 
     It keeps working, saving and copying as before, but no longer trains, moves or takes other weights. Layers stay
@@ -102,14 +105,19 @@ def prepacked_copy(model: PreTrainedModel) -> PreTrainedModel:
 def unpacked_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A copy with ordinary linear layers and weights of its own, which may be changed."""
     copy = deepcopy(model)
-    for name, layer in list(copy.named_modules()):
+    unpack(copy)
+    copy.tie_weights()
+    return copy
+
+
+def unpack(model: nn.Module) -> None:
+    """Give the model ordinary linear layers again, in place, with weights that it shares with no other."""
+    for name, layer in list(model.named_modules()):
         if isinstance(layer, PrepackedLinear):
             plain = nn.Linear(layer.in_features, layer.out_features, device="meta")
             plain.weight = nn.Parameter(layer.weight)
-            plain.register_parameter("bias", None if layer.bias is None else nn.Parameter(layer.bias))
-            copy.set_submodule(name, plain)
-    copy.tie_weights()
-    return copy
+            plain.register_parameter("bias", None if layer.bias is None else nn.Parameter(layer.bias.clone()))
+            model.set_submodule(name, plain)
 
 
 def is_packable(layer: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.shapes import Shapes
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import packed_attention
+from batchspec.models.features import FeatureStore, fuse
 from batchspec.models.slot_cache import SlotCache
 
 PREFILL_CHUNK = 512
@@ -71,6 +73,8 @@ class PackedRunner:
         self.max_length = max_length
         self.num_rows = num_rows
         self.cache = SlotCache(num_rows, max_length, reads_blocks=shapes is not None)
+        self.features: FeatureStore | None = None
+        """Where the last hidden states are kept, if a drafter wants them."""
         self._cache_argument = cache_argument(model)
 
     def forward(
@@ -81,19 +85,34 @@ class PackedRunner:
     ) -> Tensor:  # [N or M, vocabulary]
         return self._run(step, token_ids, keep, self.shapes)
 
-    @torch.inference_mode()
     def _run(self, step: PackedStep, token_ids: Tensor, keep: Tensor | None, shapes: Shapes | None) -> Tensor:
+        return self._compute(step, {"input_ids": token_ids}, keep, shapes)
+
+    @torch.inference_mode()
+    def _compute(
+        self,
+        step: PackedStep,
+        inputs: dict[str, Tensor],  # input_ids [N] or inputs_embeds [N, hidden]
+        keep: Tensor | None,
+        shapes: Shapes | None,
+    ) -> Tensor:
         check_eval_mode(self.model)
         self.cache.begin(step)
         num_added = shapes.num_tokens(step.num_tokens) - step.num_tokens if shapes else 0
-        with packed_attention(self.model, step, shapes):
+        # Of [N] the last axis is padded, of [N, hidden] the one before.
+        padded = {name: F.pad(value, (0, 0) * (value.ndim - 1) + (0, num_added)) for name, value in inputs.items()}
+        no_capture: AbstractContextManager[list[Tensor]] = nullcontext([])
+        capture = no_capture if self.features is None else self.features.capture()
+        with packed_attention(self.model, step, shapes), capture as captured:
             output = self.model(
-                input_ids=F.pad(token_ids, (0, num_added)).unsqueeze(0),
+                **{name: value.unsqueeze(0) for name, value in padded.items()},
                 position_ids=F.pad(step.slots, (0, num_added)).unsqueeze(0),
                 logits_to_keep=0 if keep is None else keep,
                 use_cache=True,
                 **{self._cache_argument: self.cache},
             )
+        if self.features is not None:
+            self.features.write(step, captured[0][0])
         logits: Tensor = output.logits[0]
         return logits[: step.num_tokens] if keep is None else logits
 
@@ -108,12 +127,32 @@ class PackedRunner:
     @torch.inference_mode()
     def copy_row(self, source: int, target: int, length: int) -> None:
         self.cache.copy_row(source, target, length)
+        if self.features is not None:
+            self.features.copy_row(source, target, length)
 
     @torch.inference_mode()
     def release_row(self, row: int, last: int, last_length: int) -> None:
         if row != last:
-            self.cache.copy_row(last, row, last_length)
+            self.copy_row(last, row, last_length)
         self.cache.clear_row(last)
+
+
+class FeatureRunner(PackedRunner):
+    """Runs a feature draft: the model's input is fused from a token and the features of the token before it."""
+
+    def __init__(self, model: PreTrainedModel, num_rows: int, max_length: int) -> None:
+        super().__init__(model, num_rows, max_length)
+        self.features = FeatureStore(model)
+
+    def forward_features(
+        self,
+        step: PackedStep,
+        token_ids: Tensor,  # [N]
+        features: Tensor,  # [N, hidden]
+        keep: Tensor,  # [M], places on the line
+    ) -> Tensor:  # [M, vocabulary]
+        """Compute the step's tokens; `features` belong to the token before each."""
+        return self._compute(step, {"inputs_embeds": fuse(self.model, token_ids, features)}, keep, None)
 
 
 def prompt_chunks(token_ids: list[int]) -> list[tuple[int, list[int]]]:

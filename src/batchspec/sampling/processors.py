@@ -26,6 +26,19 @@ def process(logits: Tensor, lines: Lines) -> Tensor:  # [N, vocabulary] twice; t
     return logits
 
 
+def are_plain(lines: Lines) -> bool:
+    """Is the token of each line simply its most probable one, as nothing changes the logits?"""
+    return not lines.sampled and not any(
+        params.logits_processors
+        or params.allowed_ids
+        or params.bad_words
+        or params.logit_bias
+        or params.has_penalties
+        or params.min_tokens
+        for params in lines.params
+    )
+
+
 def call_functions(logits: Tensor, lines: Lines) -> None:  # logits: [N, vocabulary], changed in place
     """`logits_processors`. Infinity, with which a token is forced, becomes a large number, to be computed with.
 

@@ -1,0 +1,1 @@
+"""Small drafters for targets that have no small sibling: made from the target alone."""

@@ -1,0 +1,85 @@
+"""Texts with what the target says at each place of them, in files that are written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+SECONDS = "seconds"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt and the target's answer, with the target's most probable tokens for each token of the answer."""
+
+    token_ids: Tensor  # [L] int32
+    num_prompt_tokens: int
+    top_ids: Tensor  # [answer tokens, k] int32, the most probable first
+    top_logprobs: Tensor  # [answer tokens, k] float16
+    is_greedy: bool
+    """Did the target answer with its most probable tokens? Then a drafter's rollout can be judged by the text."""
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens].tolist()
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return len(self.top_ids)
+
+
+@dataclass(frozen=True)
+class Shard:
+    texts: list[Text]
+    seconds: float
+    """What it took to make."""
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return sum(text.num_answer_tokens for text in self.texts)
+
+
+def write_shard(path: Path, shard: Shard) -> None:
+    texts = shard.texts
+    tensors = {
+        "token_ids": torch.cat([text.token_ids for text in texts]),
+        "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
+        "prompt_lengths": torch.tensor([text.num_prompt_tokens for text in texts], dtype=torch.int32),
+        "top_ids": torch.cat([text.top_ids for text in texts]),
+        "top_logprobs": torch.cat([text.top_logprobs for text in texts]),
+        "is_greedy": torch.tensor([text.is_greedy for text in texts]),
+    }
+    partial = path.with_name(f".{path.name}")
+    partial.write_bytes(save(tensors, metadata={SECONDS: repr(shard.seconds)}))
+    partial.replace(path)
+
+
+def read_shard(path: Path) -> Shard:
+    """Raises ValueError if the file is not one that `write_shard` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return Shard(list(_texts(tensors)), float(file.metadata()[SECONDS]))
+    except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{str(path)!r} is no shard of training texts: {error}") from error
+
+
+def _texts(tensors: dict[str, Tensor]) -> Iterator[Text]:
+    lengths, prompts = tensors["lengths"].tolist(), tensors["prompt_lengths"].tolist()
+    answers = [length - prompt for length, prompt in zip(lengths, prompts, strict=True)]
+    columns = zip(
+        tensors["token_ids"].split(lengths),
+        prompts,
+        tensors["top_ids"].split(answers),
+        tensors["top_logprobs"].split(answers),
+        tensors["is_greedy"].tolist(),
+        strict=True,
+    )
+    for column in columns:
+        yield Text(*column)
