@@ -24,7 +24,20 @@ def load_prompts(
     max_prompt_tokens: int,
     prompt_tokens: int | None = None,
 ) -> list[list[int]]:
-    """The first prompts of each category in turn, as token ids: so many, or up to `MOST` if no number is given.
+    """The prompts of `load_by_category` without their categories."""
+    found = load_by_category(path, llm, num_prompts, max_prompt_tokens, prompt_tokens)
+    return [token_ids for _, token_ids in found]
+
+
+def load_by_category(
+    path: Path,
+    llm: LLM,
+    num_prompts: int | None,
+    max_prompt_tokens: int,
+    prompt_tokens: int | None = None,
+) -> list[tuple[str, list[int]]]:
+    """Categories and token ids of the first prompts of each category in turn: so many, or up to `MOST` if no
+    number is given.
 
     A line of JSONL has `turns` (of which the first is asked), `messages` or `prompt`, and may have a `category`.
     Prompts of more than `max_prompt_tokens` are left out. With `prompt_tokens` all are cut to that many tokens,
@@ -39,14 +52,14 @@ def load_prompts(
             raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {record.error}")
         by_category[str(record.fields.get("category", ""))].append(record)
     in_turn = [record for record in chain.from_iterable(zip_longest(*by_category.values())) if record is not None]
-    prompts: list[list[int]] = []
+    prompts: list[tuple[str, list[int]]] = []
     for record in in_turn:
         try:
             token_ids = _token_ids(record.fields, llm, max_prompt_tokens)
         except ValueError as error:
             raise ValueError(f"--dataset {str(path)!r}, line {record.line}: {error}") from error
         if len(token_ids) <= max_prompt_tokens and len(token_ids) >= (prompt_tokens or 1):
-            prompts.append(token_ids[:prompt_tokens])
+            prompts.append((str(record.fields.get("category", "")), token_ids[:prompt_tokens]))
         if len(prompts) == (num_prompts or MOST):
             return prompts
     if not prompts:
@@ -54,6 +67,18 @@ def load_prompts(
     if num_prompts is not None:
         raise ValueError(f"--num-prompts must be at most {len(prompts)}: {str(path)!r} has no more that fit")
     return prompts
+
+
+def longest_prompt(llm: LLM, max_tokens: int, max_prompt_tokens: int) -> int:
+    """Tokens that a prompt may have, so that every answer has its whole budget.
+
+    Raises:
+        ValueError: the context window has no room for the budget.
+    """
+    window = llm.engine.config.max_model_len
+    if max_tokens >= window:
+        raise ValueError(f"--max-tokens must be less than the context window ({window}), got {max_tokens}")
+    return min(max_prompt_tokens, window - max_tokens)
 
 
 def digest(prompts: list[list[int]]) -> str:

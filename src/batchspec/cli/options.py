@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchspec.config import SAMPLING_METHODS
 
@@ -117,3 +118,14 @@ def load_llm(model: str | None, **settings: Any) -> LLM:
     source = model or bundled_model()
     with notes.status(f"loading {Path(source).name} (the first time takes longer)"):
         return LLM(source, **settings)
+
+
+def progress_bar() -> Progress:
+    """Bars on standard error: what, how far, how long."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=notes)

@@ -1,4 +1,4 @@
-"""`batchspec bench`: measurements."""
+"""`batchspec bench paper`: the figures of the paper, measured here."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchspec.cli import options
-from batchspec.cli.options import load_llm, notes, numbers
+from batchspec.cli.options import load_llm, notes, numbers, progress_bar
 from batchspec.config import PoolConfig, SpeculativeConfig
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from batchspec.bench.paper import Run
     from batchspec.llm import LLM
 
-bench = typer.Typer(help="Measure.", no_args_is_help=True)
+FILE = "paper.json"
 
 DEFAULT_ARMS = "none,packed,eqspec,exspec"
 
 
-@bench.command()
 def paper(
     dataset: Annotated[
         Path, typer.Option(help="JSONL of prompts: turns (the first one counts), messages or prompt.")
@@ -106,11 +106,12 @@ def paper(
         raise ValueError(f"--window must be at least the largest batch size ({sizes[-1]}), got {window}")
     drafter = _drafter(method, draft_model, draft_noise, num_speculative_tokens)
     with notes.status("loading PyTorch and transformers"):
-        from batchspec.bench.paper import Workload, measure
+        from batchspec.bench.paper import Workload, check_document, measure, runs_of
         from batchspec.bench.paper_report import PLOTS, tables, write_plots
-        from batchspec.bench.results import check_folder, open_document, runs_of, write_document
+        from batchspec.bench.results import check_folder, open_document, write_document
         from batchspec.prompts import digest, load_prompts
-    check_folder(output, resume, overwrite)
+    file = output / FILE
+    check_folder(file, resume, overwrite)
     # Loaded as EQSPEC, which runs whatever one of the arms can.
     target = load_llm(model, dtype=dtype, device=device, max_model_len=max_model_len, strategy="eqspec")
     prompts = load_prompts(dataset, target, num_prompts, max_prompt_tokens, prompt_tokens)
@@ -128,10 +129,10 @@ def paper(
         "pool": asdict(pool),
     }
     speculation = _speculative_config(drafter, num_speculative_tokens, target)
-    document = open_document(output, settings, resume)
-    with _progress() as progress:
+    document = open_document(file, settings, resume, "batchspec bench paper", check_document)
+    with progress_bar() as progress:
         references = _references(document, target, prompts, max_tokens, progress)
-        write_document(output, document)
+        write_document(file, document)
         workload = Workload(prompts, references, max_tokens, by_length)
         task = progress.add_task("measuring", total=len(sizes) * len(names) * repeats)
         for run in _missing_runs(
@@ -143,12 +144,12 @@ def paper(
         ):
             if run is not None:
                 document["runs"].append(run.as_json())
-                write_document(output, document)
+                write_document(file, document)
             progress.advance(task)
     for table in tables(runs_of(document)):
         Console().print(table)
     write_plots(output, runs_of(document))
-    notes.print(f"written to {output}: paper.json, {', '.join(PLOTS)}")
+    notes.print(f"written to {output}: {FILE}, {', '.join(PLOTS)}")
 
 
 def _missing_runs(
@@ -222,9 +223,3 @@ def _arms(text: str) -> list[str]:
         if name not in ARMS:
             raise ValueError(f"--arms must be of {', '.join(ARMS)}, got {name!r}")
     return list(dict.fromkeys(names))
-
-
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=notes
-    )
