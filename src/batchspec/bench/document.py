@@ -59,7 +59,7 @@ def finish(document: Document, is_stopped: bool) -> Document:
         "remarks": remarks,
         "summary": rows,
     }
-    return without_infinities(finished)  # type: ignore[no-any-return]
+    return without_infinities(finished)
 
 
 def _in_words(has_differing: bool, is_stopped: bool, is_checked: bool) -> str:

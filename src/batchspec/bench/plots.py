@@ -21,13 +21,14 @@ def draw_plots(document: dict[str, Any]) -> dict[str, bytes]:
         ImportError: matplotlib is not installed.
     """
     rows = document["summary"]
-    plots = {"throughput.png": _png(lambda axes: _draw_throughput(axes, rows))}
+    plots = {"throughput.png": png(lambda axes: _draw_throughput(axes, rows))}
     if any(row["acceptance_by_position"] for row in rows):
-        plots["acceptance.png"] = _png(lambda axes: _draw_acceptance(axes, rows))
+        plots["acceptance.png"] = png(lambda axes: _draw_acceptance(axes, rows))
     return plots
 
 
-def _png(draw: Callable[[Axes], None]) -> bytes:
+def png(draw: Callable[[Axes], None]) -> bytes:
+    """Draw on one pair of axes; gives the file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
