@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
@@ -17,6 +18,11 @@ def spread(figure: dict[str, float] | None, form: str, scale: float = 1.0, unit:
         return ""
     median, low, high = (format(scale * figure[name], form) for name in ("median", "low", "high"))
     return f"{median}{unit}" if low == high else f"{median}{unit} ({low}-{high})"
+
+
+def middle(figure: dict[str, float], form: str, scale: float = 1.0) -> str:
+    """The median alone, for narrow places."""
+    return format(scale * figure["median"], form)
 
 
 def speedup(row: Row) -> str:
@@ -49,12 +55,12 @@ def speed_cells(row: Row) -> list[str]:
     return [spread(row["tokens_per_second"], ".1f"), speedup(row), percent(row["exact_match"])]
 
 
-def latency_cells(row: Row) -> list[str]:
+def latency_cells(row: Row, show: Callable[[dict[str, float], str, float], str] = spread) -> list[str]:
     return [
-        spread(row["first_token"], ".0f", 1000),
-        spread(row["time_per_token"], ".1f", 1000),
-        spread(row["latency_p50"], ".2f"),
-        spread(row["latency_p99"], ".2f"),
+        show(row["first_token"], ".0f", 1000),
+        show(row["time_per_token"], ".1f", 1000),
+        show(row["latency_p50"], ".2f", 1),
+        show(row["latency_p99"], ".2f", 1),
         mebibytes(row["peak_memory"]),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -27,13 +28,13 @@ def tables(document: dict[str, Any]) -> list[Table]:
     rows = document["summary"]
     shown = [
         _figures(document, "Speed", SPEED, cells.speed_cells),
-        _figures(document, "Latency", LATENCY, cells.latency_cells),
+        _figures(document, "Latency", LATENCY, partial(cells.latency_cells, show=cells.middle)),
     ]
     if any(row["occupancy"] is not None for row in rows):
         shown.append(_figures(document, "Drafting", DRAFTING, cells.drafting_cells))
     heads, lines = category_table(rows, document["settings"]["baseline"])
     if lines:
-        shown.append(_table("By category", caption(document, "By category"), heads, lines, num_texts=1))
+        shown.append(_table("By category", caption(document, "By category"), heads, lines, num_texts=len(heads)))
     return shown
 
 
@@ -48,7 +49,10 @@ def _table(title: str, note: str, heads: list[str], lines: list[list[str]], num_
     result = Table(title=title, caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     result.collapse_padding = True
     for place, head in enumerate(heads):
-        result.add_column(escape(head), justify="left" if place < num_texts else "right", overflow="fold")
+        is_text = place < num_texts
+        result.add_column(
+            escape(head), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+        )
     for line in lines:
         style = "red" if "differs" in line else None
         result.add_row(*map(escape, line), style=style)

@@ -35,8 +35,8 @@ def main_benchmark(
         list[str],
         typer.Option(
             help="What to compare, with commas: [bold]none[/bold], any method of speculative_config, "
-            "[bold]transformers[/bold] (its generate over padded batches), [bold]transformers-assisted[/bold] (one by "
-            "one; by look-up, or with --draft-model). key=value is a setting of the method before it: "
+            "[bold]transformers[/bold] (its generate over padded batches), [bold]transformers-assisted[/bold] "
+            "(one by one; by look-up, or with --draft-model). key=value is a setting of the method before it: "
             "none,ngram,num_speculative_tokens=8. May be repeated."
         ),
     ] = ["none,ngram,transformers"],  # noqa: B006 - typer reads it
