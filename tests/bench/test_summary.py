@@ -156,7 +156,9 @@ def test_categories_have_a_line_for_each_batch_size():
 @pytest.mark.parametrize("width", [80, 120])
 def test_tables_are_whole_on_a_narrow_terminal(width):
     console = Console(width=width, record=True, file=io.StringIO())
-    for table in tables(document_of(*(run_of(name, 1.0 + repeat, repeat) for name in METHODS for repeat in (0, 1)))):
+    for table in tables(
+        document_of(*(run_of(name, 1.0 + repeat, repeat) for name in METHODS for repeat in (0, 1)))
+    ):
         console.print(table)
     assert "…" not in (text := console.export_text())
     assert text.count("transformers") >= 4
