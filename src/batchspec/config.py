@@ -25,9 +25,9 @@ class SpeculativeConfig:
     """
 
     method: str
-    """`draft_model`: a smaller model with the same tokenizer; `early_exit`: the target's first layers with its own
-    final norm and head; `ngram`: look the last tokens up in the text; `suffix`: what most often followed the longest
-    match, in the text or in earlier outputs."""
+    """`draft_model`: a smaller model with the same tokenizer; `early_exit`: the target's first layers with its
+    own final norm and head; `ngram`: look the last tokens up in the text; `suffix`: what most often followed the
+    longest match, in the text or in earlier outputs."""
     model: Any = None
     """For `draft_model`: a hub id, a folder (of `batchspec train-drafter`, too), a .gguf file or a loaded
     `PreTrainedModel`."""

@@ -62,8 +62,9 @@ class LLM:
         model: hub id, folder, .gguf file, or a loaded `PreTrainedModel` (set to eval mode, else left as it is).
         tokenizer: name of, or a loaded, tokenizer; by default the model's.
         skip_tokenizer_init: run on token ids alone; `text` stays empty.
-        speculative_config: `{"method": "ngram" | "suffix" | "draft_model" | "early_exit", ...}`, see `SpeculativeConfig`; None:
-            decode one token per row and round, which is the reference that speculation must equal.
+        speculative_config: `{"method": "ngram" | "suffix" | "draft_model" | "early_exit", ...}`, see
+            `SpeculativeConfig`; None: decode one token per row and round, which is the reference that speculation
+            must equal.
         dtype: `auto` (the checkpoint's), `float32`, `bfloat16`, `float16` or `float64`.
         device: `auto` (a GPU if there is one), `cpu`, `cuda:0`, ...
         max_num_seqs: rows of the batch; more prompts wait and take rows as they get free.

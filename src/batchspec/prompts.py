@@ -25,7 +25,20 @@ def load_prompts(
     max_prompt_tokens: int,
     prompt_tokens: int | None = None,
 ) -> list[list[int]]:
-    """The first prompts of each category in turn, as token ids: so many, or up to `MOST` if no number is given.
+    """The prompts of `load_by_category` without their categories."""
+    found = load_by_category(path, llm, num_prompts, max_prompt_tokens, prompt_tokens)
+    return [token_ids for _, token_ids in found]
+
+
+def load_by_category(
+    path: Path,
+    llm: LLM,
+    num_prompts: int | None,
+    max_prompt_tokens: int,
+    prompt_tokens: int | None = None,
+) -> list[tuple[str, list[int]]]:
+    """Categories and token ids of the first prompts of each category in turn: so many, or up to `MOST` if no
+    number is given.
 
     A line of JSONL has `turns` (of which the first is asked), `messages` or `prompt`, and may have a `category`.
     Prompts of more than `max_prompt_tokens` are left out. With `prompt_tokens` all are cut to that many tokens,
@@ -34,10 +47,10 @@ def load_prompts(
     Raises:
         ValueError: the file or a line cannot be read or run, or there are too few prompts.
     """
-    prompts = []
-    for token_ids in _fitting(path, llm, max_prompt_tokens, "--dataset"):
+    prompts: list[tuple[str, list[int]]] = []
+    for category, token_ids in _fitting(path, llm, max_prompt_tokens, "--dataset"):
         if len(token_ids) >= (prompt_tokens or 1):
-            prompts.append(token_ids[:prompt_tokens])
+            prompts.append((category, token_ids[:prompt_tokens]))
         if len(prompts) == (num_prompts or MOST):
             return prompts
     if not prompts:
@@ -54,10 +67,22 @@ def load_all_prompts(path: Path, llm: LLM, max_prompt_tokens: int, option: str) 
     Raises:
         ValueError: the file or a line cannot be read or run, or no prompt fits.
     """
-    prompts = list(_fitting(path, llm, max_prompt_tokens, option))
+    prompts = [token_ids for _, token_ids in _fitting(path, llm, max_prompt_tokens, option)]
     if not prompts:
         raise ValueError(f"{option} {str(path)!r} has no prompt that fits")
     return prompts
+
+
+def longest_prompt(llm: LLM, max_tokens: int, max_prompt_tokens: int) -> int:
+    """Tokens that a prompt may have, so that every answer has its whole budget.
+
+    Raises:
+        ValueError: the context window has no room for the budget.
+    """
+    window = llm.engine.config.max_model_len
+    if max_tokens >= window:
+        raise ValueError(f"--max-tokens must be less than the context window ({window}), got {max_tokens}")
+    return min(max_prompt_tokens, window - max_tokens)
 
 
 def digest(prompts: list[list[int]]) -> str:
@@ -65,8 +90,8 @@ def digest(prompts: list[list[int]]) -> str:
     return hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
 
 
-def _fitting(path: Path, llm: LLM, max_prompt_tokens: int, option: str) -> Iterator[list[int]]:
-    """Prompts of at most so many tokens, one of each category in turn."""
+def _fitting(path: Path, llm: LLM, max_prompt_tokens: int, option: str) -> Iterator[tuple[str, list[int]]]:
+    """Categories and prompts of at most so many tokens, one of each category in turn."""
     by_category: dict[str, list[Record]] = defaultdict(list)
     for record in read_records(str(path), "jsonl", option):
         if record.error is not None:
@@ -80,7 +105,7 @@ def _fitting(path: Path, llm: LLM, max_prompt_tokens: int, option: str) -> Itera
         except ValueError as error:
             raise ValueError(f"{option} {str(path)!r}, line {record.line}: {error}") from error
         if len(token_ids) <= max_prompt_tokens:
-            yield token_ids
+            yield str(record.fields.get("category", "")), token_ids
 
 
 def _token_ids(fields: dict[str, Any], llm: LLM, max_prompt_tokens: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 
 @dataclass(slots=True)
@@ -18,6 +19,8 @@ class DecodingStats:
     >>> stats.count_round(num_draft_tokens=0, num_accepted_tokens=0, num_output_tokens=1)
     >>> stats.num_rounds, stats.num_output_tokens, stats.acceptance_rate, stats.mean_acceptance_length
     (2, 5, 0.75, 4.0)
+    >>> stats.acceptance_by_position
+    [1.0, 1.0, 1.0, 0.0]
     """
 
     num_rounds: int = 0
@@ -30,6 +33,10 @@ class DecodingStats:
     num_output_tokens: int = 0
     num_waited_rounds: int = 0
     """Rounds that a row sat out, in EXSPEC's pool, while others were decoded."""
+    num_drafted_at: list[int] = field(default_factory=list)
+    """For each place in a draft, from its first token on: rounds that had a draft token there."""
+    num_accepted_at: list[int] = field(default_factory=list)
+    """Rounds whose draft token at that place was accepted; as long as `num_drafted_at`."""
 
     def count_round(self, num_draft_tokens: int, num_accepted_tokens: int, num_output_tokens: int) -> None:
         """Count one round of one row."""
@@ -38,6 +45,9 @@ class DecodingStats:
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         self.num_output_tokens += num_output_tokens
+        self.num_drafted_at = _sums(self.num_drafted_at, [1] * num_draft_tokens)
+        missed = num_draft_tokens - num_accepted_tokens
+        self.num_accepted_at = _sums(self.num_accepted_at, [1] * num_accepted_tokens + [0] * missed)
 
     def add(self, other: DecodingStats) -> None:
         """Add the counters of another."""
@@ -47,6 +57,9 @@ class DecodingStats:
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_output_tokens += other.num_output_tokens
         self.num_waited_rounds += other.num_waited_rounds
+        # New lists: those of a copy are shared with what it is a copy of.
+        self.num_drafted_at = _sums(self.num_drafted_at, other.num_drafted_at)
+        self.num_accepted_at = _sums(self.num_accepted_at, other.num_accepted_at)
 
     @property
     def acceptance_rate(self) -> float:
@@ -57,6 +70,22 @@ class DecodingStats:
     def mean_acceptance_length(self) -> float:
         """Tokens gained per drafted round, the next token included: 1 + accepted / drafts."""
         return 1.0 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For each place in a draft: accepted / drafted tokens there. A token counts as drafted behind a rejected
+        one, too, so that the figures fall from place to place."""
+        pairs = zip(self.num_accepted_at, self.num_drafted_at, strict=True)
+        return [accepted / drafted for accepted, drafted in pairs]
+
+
+def _sums(ones: list[int], others: list[int]) -> list[int]:
+    """Place by place, as far as the longer one goes.
+
+    >>> _sums([2, 1], [1, 1, 1])
+    [3, 2, 1]
+    """
+    return [one + other for one, other in zip_longest(ones, others, fillvalue=0)]
 
 
 @dataclass(slots=True)
@@ -80,6 +109,11 @@ class EngineStats(DecodingStats):
     def occupancy(self) -> float:
         """Share of row-rounds that served a live sequence."""
         return self.num_rounds / self.num_row_rounds if self.num_row_rounds else 0.0
+
+    @property
+    def mean_step_tokens(self) -> float:
+        """Tokens that a round computes, N: of each row its newest one and its drafts; padding is not counted."""
+        return (self.num_rounds + self.num_draft_tokens) / self.num_steps if self.num_steps else 0.0
 
 
 @dataclass

@@ -12,12 +12,13 @@ from html.parser import HTMLParser
 import pytest
 from fake_server import choice, fake_server
 
-from batchspec.audit import document, local_engines
+from batchspec.audit import local_engines
 from batchspec.audit.compare import Divergence, Outcome
-from batchspec.audit.document import as_json, make_document, write_whole
+from batchspec.audit.document import make_document
 from batchspec.audit.page import html_page
 from batchspec.audit.run import Run
 from batchspec.cli.main import main
+from batchspec.documents import as_json
 
 
 def audit(*arguments):
@@ -160,22 +161,6 @@ def test_no_text_becomes_markup(target):
     Reader().feed(html)
     assert "script" not in tags
     assert json.loads(as_json(found))["runs"][0]["outcomes"][0]["divergence"]["shortfall"] is None
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "out.html"
-    write_whole(path, "first")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(document.os, "replace", fail)
-        with pytest.raises(OSError, match="disk full"):
-            write_whole(path, "second")
-    assert path.read_text() == "first"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["out.html"]
-    assert path.stat().st_mode & 0o777 == 0o666 & ~document._umask()
 
 
 def test_ctrl_c_leaves_reports_of_what_is_there(common, tmp_path):

@@ -1,6 +1,7 @@
 import pytest
 
-from batchspec.audit.spec import llm_settings, parse_spec
+from batchspec.audit.spec import parse_spec
+from batchspec.settings import llm_settings
 
 
 def test_a_spec_is_a_kind_and_its_settings():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import tempfile
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from batchspec.audit.noise_floor import NoiseFloor
 from batchspec.audit.run import Run, figures, verdict
 from batchspec.audit.sampling import SamplingRun
 from batchspec.audit.target import Target
+from batchspec.documents import without_infinities
 from batchspec.provenance import provenance
 
 Document = dict[str, Any]
@@ -31,7 +27,7 @@ def make_document(
 ) -> Document:
     """The whole audit. `noise` is None if it was stopped before there was any."""
     code = exit_code(runs, sampling)
-    return _without_infinities(
+    return without_infinities(
         {
             "provenance": provenance(),
             "settings": {
@@ -59,29 +55,6 @@ def exit_code(runs: list[Run], sampling: list[SamplingRun]) -> int:
     """0: no violation; 1: violations; 2: a candidate gave nothing but errors."""
     code = verdict(runs, sum(len(run.failed) for run in sampling))
     return 2 if code == 0 and any(run.num_compared == 0 for run in sampling) else code
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.absolute().parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        os.chmod(partial, 0o666 & ~_umask())  # mkstemp's are for their owner only
-        os.replace(partial, path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
-
-
-def as_json(document: Document) -> str:
-    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _in_words(target: Target, code: int, runs: list[Run], sampling: list[SamplingRun], is_stopped: bool) -> str:
@@ -154,14 +127,3 @@ def _run_as_json(run: Run) -> dict[str, Any]:
 
 def _sampling_as_json(run: SamplingRun) -> dict[str, Any]:
     return {**asdict(run), "num_failed": len(run.failed)}
-
-
-def _without_infinities(value: Any) -> Any:
-    """JSON has neither infinity nor NaN; both become null: a shortfall without end, a figure of nothing."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _without_infinities(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinities(item) for item in value]
-    return value

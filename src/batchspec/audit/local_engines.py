@@ -7,12 +7,13 @@ from functools import lru_cache, partial
 from typing import Any
 
 from batchspec.audit.answers import Answer, Engine, Job, failure
-from batchspec.audit.spec import Spec, llm_settings
+from batchspec.audit.spec import Spec
 from batchspec.llm import LLM
 from batchspec.models.pairing import load_draft_model
 from batchspec.models.prepacking import prepacked_copy
 from batchspec.models.reference import generate_assisted, generate_batch
 from batchspec.sampling_params import SamplingParams
+from batchspec.settings import llm_settings
 
 as_loaded_by_llm = lru_cache(maxsize=1)(prepacked_copy)
 """The target as batchspec runs it: one copy for all candidates."""

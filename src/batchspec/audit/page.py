@@ -7,27 +7,10 @@ from typing import Any
 
 from batchspec.audit.plot import COLOURS, divergences, margins_svg
 from batchspec.audit.tables import interval, shortfall_text
+from batchspec.html import made_with, page, table
 
 MOST_ROWS = 500
 """Divergences in the page's table, the worst first; the JSON document has all."""
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; }
-body { max-width: 1080px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.6rem; margin-bottom: .5rem; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-table { border-collapse: collapse; width: 100%; font-size: .88rem; }
-th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #e3e6ea; vertical-align: top; }
-th { color: #57606a; font-weight: 600; } td.number, th.number { text-align: right; }
-td.number { white-space: nowrap; } td:first-child { min-width: 11rem; }
-code { font: .85rem ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; background: #f3f4f6; }
-.verdict { padding: .8rem 1rem; border-left: 6px solid; margin: 1rem 0; font-size: 1.05rem; }
-.verdict.code0 { border-color: #2e7d32; background: #edf7ed; }
-.verdict.code1 { border-color: #c62828; background: #fdecea; }
-.verdict.code2, .verdict.code130 { border-color: #d98a00; background: #fff6e5; }
-.violation { color: #c62828; font-weight: 600; } .near-tie { color: #9a6200; } .null { color: #57606a; }
-.small { color: #57606a; font-size: .88rem; }
-svg { width: 100%; height: auto; }
-"""
 
 
 def html_page(document: dict[str, Any]) -> str:
@@ -42,14 +25,9 @@ def html_page(document: dict[str, Any]) -> str:
         _errors(document),
         _sampling(document),
         _noise_floor(document),
-        _provenance(document),
+        made_with(document["provenance"]),
     ]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>batchspec audit</title><style>{STYLE}</style></head><body>\n<h1>Are these outputs the "
-        f"target's?</h1>\n" + "\n".join(section for section in sections if section) + "\n</body></html>\n"
-    )
+    return page("batchspec audit", "Are these outputs the target's?", sections)
 
 
 def _settings(document: dict[str, Any]) -> str:
@@ -59,19 +37,6 @@ def _settings(document: dict[str, Any]) -> str:
         f"{len(settings['prompt_lengths'])} prompts of <code>{escape(str(settings['dataset']))}</code>, up to "
         f"{settings['max_tokens']} tokens each. The reference is the target alone, one prompt at a time.</p>"
     )
-
-
-def _table(heads: list[str], rows: list[list[str]], num_texts: int) -> str:
-    """Cells are HTML; the first `num_texts` columns are texts, the others numbers."""
-
-    def cells(tag: str, values: list[str]) -> str:
-        return "".join(
-            f"<{tag}{'' if place < num_texts else ' class=number'}>{value}</{tag}>"
-            for place, value in enumerate(values)
-        )
-
-    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', heads)}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _candidates(document: dict[str, Any]) -> str:
@@ -94,7 +59,7 @@ def _candidates(document: dict[str, Any]) -> str:
              interval(figures["divergences"])]
         )  # fmt: skip
     return (
-        "<h2>Candidates</h2>" + _table(heads, rows, 1) + '<p class="small">With 95 % intervals: exact match '
+        "<h2>Candidates</h2>" + table(heads, rows, 1) + '<p class="small">With 95 % intervals: exact match '
         "Wilson, tokens bootstrap over the prompts, divergences exact Poisson. Prompts with errors are left out. "
         "The null band does not count for the verdict.</p>"
     )
@@ -140,7 +105,7 @@ def _divergences(document: dict[str, Any]) -> str:
         )  # fmt: skip
     more = f"<p>{len(found) - MOST_ROWS} more are in the JSON document.</p>" if len(found) > MOST_ROWS else ""
     return (
-        f"<h2>Divergences ({len(found)})</h2>" + _table([*heads, "margin", "shortfall"], rows, 5) + more
+        f"<h2>Divergences ({len(found)})</h2>" + table([*heads, "margin", "shortfall"], rows, 5) + more
         + '<p class="small">The first difference of each output. Margin: between the two largest logits in '
           'float32 '
         "after the shared tokens. Shortfall: how far the lower one of both tokens is below the largest logit; a "
@@ -167,9 +132,7 @@ def _errors(document: dict[str, Any]) -> str:
     ]  # fmt: skip
     if not rows:
         return ""
-    return f"<h2>Errors ({len(rows)})</h2>" + _table(
-        ["candidate", "error", "batch", "prompt"], rows[:MOST_ROWS], 2
-    )
+    return f"<h2>Errors ({len(rows)})</h2>" + table(["candidate", "error", "batch", "prompt"], rows[:MOST_ROWS], 2)
 
 
 def _sampling(document: dict[str, Any]) -> str:
@@ -191,7 +154,7 @@ def _sampling(document: dict[str, Any]) -> str:
         )  # fmt: skip
     heads = ["candidate", "against", "distribution", "least p-value at", "batch", "samples", "tests", "errors"]
     return (
-        "<h2>Sampling</h2>" + _table([*heads, "adjusted p", "level"], rows, 4) + '<p class="small">Two-sample '
+        "<h2>Sampling</h2>" + table([*heads, "adjusted p", "level"], rows, 4) + '<p class="small">Two-sample '
         "permutation tests of the first three tokens and of the length, for each prompt and pooled over all, "
         "corrected by Holm's method. At or below the level the distributions differ.</p>"
     )
@@ -218,21 +181,9 @@ def _noise_floor(document: dict[str, Any]) -> str:
         f"float32 one. "
         "The floor is twice the largest of the first three figures, and in float32 and float64 at least 8 "
         f"rounding units{'' if noise['is_batch_used'] else '; the batch was left out, see above'}.</p>"
-        + _table(["", "logits"], rows, 1)
+        + table(["", "logits"], rows, 1)
     )
 
 
 def _logits(value: float | None) -> str:
     return "not a number" if value is None else f"{value:.3g}"
-
-
-def _provenance(document: dict[str, Any]) -> str:
-    made = document["provenance"]
-    machine = made["machine"]
-    return (
-        f"<h2>Made with</h2><p class=small><code>{escape(' '.join(made['command']))}</code><br>batchspec "
-        f"{escape(made['batchspec'])} ({escape(str(made['commit']))}), torch {escape(made['torch'])}, "
-        f"transformers "
-        f"{escape(made['transformers'])}, Python {escape(made['python'])}, {escape(machine['processor'])}, "
-        f"{escape(str(machine['gpu'] or 'no GPU'))}, {escape(made['time'])}</p>"
-    )

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
-from batchspec.config import PoolConfig, SpeculativeConfig
-from batchspec.llm import LLM
-
-GIVEN = ("self", "model", "tokenizer", "skip_tokenizer_init", "dtype", "device", "max_num_seqs")
-"""Arguments of `LLM` that the audit sets itself: the same for all candidates, or the batch size."""
-
-CONFIGS = ("speculative_config", "pool_config")
+from batchspec.settings import LLM_KEYS, read_value
 
 KEYS: dict[str, tuple[str, ...]] = {
-    "batchspec": (
-        *(name for name in inspect.signature(LLM.__init__).parameters if name not in GIVEN + CONFIGS),
-        *(entry.name for config in (SpeculativeConfig, PoolConfig) for entry in fields(config)),
-    ),
+    "batchspec": LLM_KEYS,
     "transformers": (),
     "transformers-assisted": ("model", "num_speculative_tokens"),
     "openai": ("model", "api_key", "timeout", "prompt"),
@@ -68,7 +58,7 @@ def parse_spec(text: str) -> Spec:
         if not equals or key not in KEYS[kind] or key in options:
             allowed = ", ".join(KEYS[kind]) or "none"
             raise ValueError(f"--candidate {text!r}: {part!r} must be key=value, once each; keys are {allowed}")
-        options[key] = value if key in ("model", "api_key") else _value(value)
+        options[key] = value if key in ("model", "api_key") else read_value(value)
     if kind == "openai" and not options.get("model"):
         raise ValueError(f"--candidate {text!r} must name the server's model: openai:URL,model=NAME")
     if options.get("prompt", "ids") not in ("ids", "text") or not _is_time(options.get("timeout", 1)):
@@ -78,40 +68,5 @@ def parse_spec(text: str) -> Spec:
     return Spec(text, kind, options, url)
 
 
-def llm_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a `batchspec` candidate, sorted into arguments of `LLM` with its two configs.
-
-    >>> llm_settings({"strategy": "exspec", "method": "ngram", "window": 8})["pool_config"]
-    {'window': 8}
-
-    Raises:
-        ValueError: settings of speculation without its `method`, or out of range.
-    """
-    speculation, pool = (
-        {entry.name: options[entry.name] for entry in fields(config) if entry.name in options}
-        for config in (SpeculativeConfig, PoolConfig)
-    )
-    settings = {name: value for name, value in options.items() if name not in speculation | pool}
-    if speculation:
-        SpeculativeConfig.from_dict(speculation)  # checked before anything is loaded
-        settings["speculative_config"] = speculation
-    if pool:
-        PoolConfig.from_dict(pool)
-        settings["pool_config"] = pool
-    return settings
-
-
 def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and 0 < value < float("inf")
-
-
-def _value(text: str) -> Any:
-    """A number or a truth value if it reads like one, else the text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

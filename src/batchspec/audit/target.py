@@ -30,18 +30,6 @@ class Target:
         return str(self.llm.model.dtype).removeprefix("torch.")
 
 
-def longest_prompt(llm: LLM, max_tokens: int, max_prompt_tokens: int) -> int:
-    """Tokens that a prompt may have, so that every answer has its whole budget.
-
-    Raises:
-        ValueError: the context window has no room for the budget.
-    """
-    window = llm.engine.config.max_model_len
-    if max_tokens >= window:
-        raise ValueError(f"--max-tokens must be less than the context window ({window}), got {max_tokens}")
-    return min(max_prompt_tokens, window - max_tokens)
-
-
 def answer_alone(target: Target, done: Callable[[], None]) -> None:
     """Fill in the references: plain greedy search, whatever the model's generation config asks for."""
     forget_generation_settings(target.llm.model)

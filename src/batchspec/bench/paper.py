@@ -6,12 +6,12 @@ with the same drafter; strategies take turns within a repeat.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from batchspec.bench.run import percentile
 from batchspec.config import PoolConfig, SpeculativeConfig
 from batchspec.llm import LLM
 from batchspec.models.reference import generate_alone
@@ -108,6 +108,20 @@ class Run:
         return {**asdict(self), **{name: getattr(self, name) for name in derived}, "shares": shares}
 
 
+def runs_of(document: dict[str, Any]) -> list[Run]:
+    """The runs of a JSON document."""
+    names = [field.name for field in fields(Run)]
+    return [Run(**{name: row[name] for name in names}) for row in document["runs"]]
+
+
+def check_document(document: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError or TypeError for what is no document of `batchspec bench paper`."""
+    runs_of(document)
+    references = document["references"]
+    if not isinstance(references, list) or len(references) != len(document["settings"]["prompt_lengths"]):
+        raise ValueError("there must be as many references as prompts")
+
+
 def _stage_of(path: str) -> str:
     """`verify/realign` is realigning, wherever it happens; the parts of `prefill` are not told apart."""
     first, *inner = path.split("/")
@@ -202,12 +216,3 @@ def _run(arm: str, llm: LLM, workload: Workload, repeat: int) -> Run:
         waited_p99=percentile(waited, 99),
         stage_seconds=dict(timer.seconds),
     )
-
-
-def percentile(ordered: list[int], percent: float) -> float:
-    """The smallest value that `percent` of the values do not exceed.
-
-    >>> percentile([1, 2, 3, 4], 50), percentile([1, 2, 3, 4], 99)
-    (2, 4)
-    """
-    return ordered[math.ceil(len(ordered) * percent / 100) - 1]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchspec.cli import options
-from batchspec.cli.options import load_llm, notes, numbers
+from batchspec.cli.options import load_llm, notes, numbers, progress_bar
+from batchspec.documents import as_json, check_writable, write_whole
 from batchspec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ def audit(
     with notes.status("loading PyTorch and transformers"):
         from batchspec.audit.session import Found, Plan, open_candidate
         from batchspec.audit.spec import parse_spec
-        from batchspec.audit.target import Target, longest_prompt
-        from batchspec.prompts import digest, load_prompts
+        from batchspec.audit.target import Target
+        from batchspec.prompts import digest, load_prompts, longest_prompt
     specs = [parse_spec(text) for text in dict.fromkeys(candidate)]
     # Loaded as transformers loads it, and as EQSPEC, which runs whatever one of the strategies can.
     llm = load_llm(
@@ -118,27 +118,11 @@ def audit(
     raise typer.Exit(show(target, settings, found, is_stopped, report, json))
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is loaded.
-
-    Raises:
-        ValueError: says which option is wrong and what is allowed.
-    """
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-        raise ValueError(f"{option} {str(path)!r} must be a file in a folder that exists")
-
-
 def run_with_progress(target: Target, candidates: list[Candidate], plan: Plan, found: Found) -> bool:
     """Run the audit with a bar for each stage; True if Ctrl-C ended it."""
     from batchspec.audit.session import audit_all
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes) as progress:
+    with progress_bar() as progress:
 
         def start(name: str, total: int) -> Callable[[], None]:
             task = progress.add_task(name, total=total)
@@ -160,7 +144,7 @@ def show(
     json: Path | None,
 ) -> int:
     """Write the reports, print the tables, and give the exit code."""
-    from batchspec.audit.document import as_json, make_document, write_whole
+    from batchspec.audit.document import make_document
     from batchspec.audit.page import html_page
     from batchspec.audit.tables import tables
 

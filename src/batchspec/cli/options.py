@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from batchspec.config import SAMPLING_METHODS
 
@@ -32,8 +33,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text), [bold]suffix[/bold] (the "
-        "longest match, in the text or in earlier answers), [bold]draft_model[/bold] or [bold]early_exit[/bold] (the "
-        "target's first layers). Default: draft_model with --draft-model, else no drafts.",
+        "longest match, in the text or in earlier answers), [bold]draft_model[/bold] or [bold]early_exit[/bold] "
+        "(the target's first layers). Default: draft_model with --draft-model, else no drafts.",
         show_default=False,
     ),
 ]
@@ -72,6 +73,7 @@ def speculative_config(
     lookup_max: int,
     lookup_min: int,
     sampling_method: str = "coupled",
+    num_layers: int | None = None,
     **settings: Any,
 ) -> dict[str, Any] | None:
     """What the drafting options say together, with further `settings` as they are; None for no drafts.
@@ -83,9 +85,9 @@ def speculative_config(
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
     if method == "draft_model" and draft_model is None:
         raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
-    if method == "early_exit" and exit_layers is None:
+    if method == "early_exit" and num_layers is None:
         raise ValueError("--method early_exit needs --exit-layers: how many of the target's first layers draft")
-    if method != "early_exit" and exit_layers is not None:
+    if method != "early_exit" and num_layers is not None:
         raise ValueError("--exit-layers goes with --method early_exit")
     if sampling_method not in SAMPLING_METHODS:
         raise ValueError(
@@ -102,6 +104,7 @@ def speculative_config(
         "prompt_lookup_max": lookup_max,
         "prompt_lookup_min": lookup_min,
         "sampling_method": sampling_method,
+        "num_layers": num_layers,
         **settings,
     }
 
@@ -131,3 +134,14 @@ def load_llm(model: str | None, **settings: Any) -> LLM:
     source = model or bundled_model()
     with notes.status(f"loading {Path(source).name} (the first time takes longer)"):
         return LLM(source, **settings)
+
+
+def progress_bar() -> Progress:
+    """Bars on standard error: what, how far, how long."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    return Progress(*columns, console=notes)

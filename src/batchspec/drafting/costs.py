@@ -10,7 +10,7 @@ SMOOTHING = 0.05
 """What one more measurement counts for in the correction."""
 
 MOST_OFF = 4.0
-"""Measurements that are further off, by this factor, are taken for accidents (prompts, pauses) and count as this."""
+"""Measurements that are off by more than this factor are accidents (prompts, pauses), and count as this."""
 
 
 @dataclass(slots=True)

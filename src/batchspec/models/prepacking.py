@@ -39,6 +39,10 @@ class PrepackedLinear(nn.Module):
         """A copy in the usual order; what is written to it has no effect."""
         return cast(Tensor, self._packed.to_dense())
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._packed.dtype
+
     def forward(self, inputs: Tensor) -> Tensor:  # [..., inputs]; [..., outputs]
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], ""))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
 
 from batchspec.models.attention import own_attention
 from batchspec.models.prepacking import unpacked_copy
@@ -42,13 +42,17 @@ def generate_batch(
     end_token_ids: Iterable[int],
     temperature: float = 0.0,
     seed: int = 0,
+    on_tokens: Callable[[], None] | None = None,
     **settings: Any,
 ) -> list[list[int]]:
     """Output tokens of transformers' own `generate` over one left-padded batch, each up to its end token.
 
     Temperature 0 is greedy search; above, tokens are drawn from the whole distribution, with noise that `seed`
-    fixes (the global random state stays as it is). `settings` go on to `generate`.
+    fixes (the global random state stays as it is). `on_tokens` is called whenever there are new tokens, and
+    `settings` go on to `generate`.
     """
+    if on_tokens is not None:
+        settings["stopping_criteria"] = StoppingCriteriaList([_that_calls(on_tokens)])
     ends = sorted(end_token_ids)
     tokens, mask = _left_padded(prompts, model.device, pad=ends[0] if ends else 0)
     drawing = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
@@ -76,6 +80,7 @@ def generate_assisted(
     seed: int = 0,
     assistant: PreTrainedModel | None = None,
     num_speculative_tokens: int = 10,
+    on_tokens: Callable[[], None] | None = None,
 ) -> list[int]:
     """Output tokens of transformers' own assisted decoding of one prompt: by prompt look-up, or with a model."""
     settings: dict[str, Any] = {"prompt_lookup_num_tokens": num_speculative_tokens}
@@ -83,7 +88,18 @@ def generate_assisted(
         assistant.generation_config.num_assistant_tokens = num_speculative_tokens
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
         settings = {"assistant_model": assistant}
-    return generate_batch(model, [prompt_token_ids], max_tokens, end_token_ids, temperature, seed, **settings)[0]
+    one = [prompt_token_ids]
+    return generate_batch(model, one, max_tokens, end_token_ids, temperature, seed, on_tokens, **settings)[0]
+
+
+def _that_calls(on_tokens: Callable[[], None]) -> Any:
+    """A stopping criterion that never stops: what transformers asks after each of its rounds."""
+
+    def criterion(token_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # [rows, tokens]; [rows]
+        on_tokens()
+        return torch.zeros(token_ids.shape[0], dtype=torch.bool, device=token_ids.device)
+
+    return criterion
 
 
 @torch.inference_mode()
