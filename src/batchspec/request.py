@@ -29,7 +29,7 @@ class Grammar(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One candidate of a request. `length` is the state; the rest of a row's layout is derived from it.
 

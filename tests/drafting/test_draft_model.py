@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import VOCAB, ScriptedDrafter, ScriptedRunner, hashed_script, make_engine, run_to_end
 
+from batchspec.drafting.budget import FixedBudget
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.sampling.method import draw_coupled
 
@@ -26,6 +27,8 @@ def test_it_drafts_what_its_model_says_whatever_was_rejected_before(prompts, dis
     without_memory = ScriptedDrafter(draft_script, lambda position: True)
 
     class Compared:
+        budget = FixedBudget()
+
         def propose(self, batch, limits):
             draft, wanted = drafter.propose(batch, limits), without_memory.propose(batch, limits)
             assert draft.num_tokens == wanted.num_tokens

@@ -9,7 +9,9 @@ from scripted import VOCAB, hashed_script, make_engine, run_to_end
 from toy_llm import MODEL, STRATEGIES, TOKENIZER, make_llm
 
 from batchspec import LLM, SamplingParams
-from batchspec.drafting.suffix import MATCH_LENGTHS, Evidence, SuffixDrafter, mark
+from batchspec.drafting.budget import FixedBudget
+from batchspec.drafting.estimates import match_mark
+from batchspec.drafting.suffix import SuffixDrafter
 from batchspec.drafting.suffix_automaton import SEPARATOR
 from batchspec.drafting.suffix_store import SuffixStore
 from batchspec.request import Sequence
@@ -39,16 +41,17 @@ def drafter_with_store(max_tokens=1000, num_segments=1, min_match=1):
 
 def drafts_of(drafter, batch, limits):
     draft = drafter.propose(batch, limits)
+    assert [len(marks) for marks in draft.marks] == draft.num_tokens
     return [ids[:size] for ids, size in zip(draft.token_ids.tolist(), draft.num_tokens, strict=True)]
 
 
 def draft_by_scanning(text, stored, min_match, limit):
-    """Token ids and evidence: of the longer match, the own text's of equally long ones."""
+    """Token ids and marks: of the longer match, the own text's of equally long ones."""
     own, other = scan.repeated_suffix(text), scan.shared_suffix(stored, text)
     sources = [("store", stored, other)] if len(other) > len(own) else []
     for source, source_text, suffix in [*sources, ("own", text, own)]:
         if len(suffix) >= min_match and (drafted := scan.walk(source_text, suffix, limit)):
-            return [one[0] for one in drafted], [Evidence(*one[1:], source) for one in drafted]
+            return [one[0] for one in drafted], [match_mark(source, *one[1:]) for one in drafted]
     return [], []
 
 
@@ -58,7 +61,7 @@ def draft_by_scanning(text, stored, min_match, limit):
     st.lists(st.tuples(tokens, tokens, st.integers(0, 5), st.integers(0, 5)), max_size=4),
     st.integers(1, 3),
 )
-def test_drafts_and_their_evidence_are_those_of_a_scan_as_rows_grow(outputs, prompts, rounds, min_match):
+def test_drafts_and_their_marks_are_those_of_a_scan_as_rows_grow(outputs, prompts, rounds, min_match):
     drafter = drafter_with_store(min_match=min_match)
     for output in outputs:
         drafter.store.add(output)
@@ -70,8 +73,10 @@ def test_drafts_and_their_evidence_are_those_of_a_scan_as_rows_grow(outputs, pro
             draft_by_scanning(row.token_ids, stored, min_match, limit) if limit else ([], [])
             for row, limit in zip(batch.values(), limits, strict=True)
         ]
-        assert drafts_of(drafter, batch, limits) == [drafted for drafted, _ in wanted]
-        assert drafter.evidence == [evidence for _, evidence in wanted]
+        draft = drafter.propose(batch, limits)
+        assert draft.marks == [marks for _, marks in wanted]
+        drafted = zip(draft.token_ids.tolist(), draft.num_tokens, strict=True)
+        assert [ids[:size] for ids, size in drafted] == [ids for ids, _ in wanted]
         for row, gain in zip(batch.values(), gains, strict=True):
             grown(row, *gain)
 
@@ -83,8 +88,9 @@ def test_an_output_goes_to_the_store_when_its_row_is_released_and_its_prompt_doe
     ended(grown(first, 4, 5, 6))  # what came in its last round was never proposed from
     drafter.release_row(0, last=1)
     assert drafts_of(drafter, {0: second}, [3]) == [[]]  # "1 2" was followed by 3 in a prompt
-    assert drafts_of(drafter, {0: grown(second, 4)}, [3]) == [[5, 6]]
-    assert drafter.evidence == [[Evidence(1, 1.0, "store"), Evidence(2, 1.0, "store")]]
+    draft = drafter.propose({0: grown(second, 4)}, [3])
+    assert draft.token_ids.tolist() == [[5, 6]]
+    assert draft.marks == [[match_mark("store", 1), match_mark("store", 2)]]
 
 
 def test_the_last_row_s_text_moves_along_when_a_row_is_released():
@@ -118,8 +124,9 @@ def test_a_row_that_is_handed_to_a_sibling_drafts_from_the_sibling_s_text_and_th
     drafter.release_row(0, last=0)
     assert drafts_of(drafter, {0: sibling}, [4]) == [[]]
     assert drafts_of(drafter, {0: grown(sibling, 5, 6)}, [4]) == [[1, 2]]
-    assert drafts_of(drafter, {0: grown(sibling, 1, 2)}, [4]) == [[3, 5, 6, 1]]
-    assert {source for _, _, source in drafter.evidence[0]} == {"own"}  # where its own match is longer, or as long
+    draft = drafter.propose({0: grown(sibling, 1, 2)}, [4])
+    assert draft.token_ids.tolist() == [[3, 5, 6, 1]]
+    assert {mark.source for mark in draft.marks[0]} == {"own"}  # where its own match is longer, or as long
 
 
 def test_a_row_whose_owner_changed_unsaid_starts_anew():
@@ -147,16 +154,6 @@ def test_without_a_store_nothing_of_a_released_row_is_kept():
     assert drafter._rows == {}
 
 
-def test_marks_tell_apart_source_match_and_share_and_are_few():
-    marks = [
-        mark(length, share, source) for length in (1, 2, 9, 40) for share in (0.3, 0.7, 1.0) for source in "os"
-    ]
-    assert len(set(marks)) == len(marks)
-    lengths, shares = range(1, 500), [place / 100 for place in range(1, 101)]
-    all_marks = {mark(length, share, "own") for length in lengths for share in shares}
-    assert len(all_marks) == 3 * len(MATCH_LENGTHS)
-
-
 @settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20), min_size=1, max_size=7))
 def test_rejected_drafts_are_not_remembered(prompts):
@@ -164,6 +161,8 @@ def test_rejected_drafts_are_not_remembered(prompts):
     drafter = SuffixDrafter(1, CPU)
 
     class Compared:
+        budget = FixedBudget()
+
         def propose(self, batch, limits):
             fresh = SuffixDrafter(1, CPU).propose(batch, limits)
             draft = drafter.propose(batch, limits)

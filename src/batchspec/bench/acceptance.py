@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from batchspec.decoding.judge import Gain, Judge
+from batchspec.drafting.budget import Budget, FixedBudget
 from batchspec.drafting.drafter import Draft
 from batchspec.engine import Engine
 from batchspec.request import Sequence
@@ -31,6 +32,7 @@ class RandomDrafter:
     def __init__(self, vocab_size: int, device: torch.device, seed: int = 0) -> None:
         self.tokens = range(vocab_size)
         self.device = device
+        self.budget: Budget = FixedBudget()
         self._random = random.Random(seed)
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:

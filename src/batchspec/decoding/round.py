@@ -36,6 +36,8 @@ def decode_round(
     with timer.stage("draft"):
         draft = drafter.propose(batch, [row.draft_limit(num_speculative_tokens) for row in rows])
         draft = cut_to_grammar(draft, rows)
+        if draft.marks:
+            draft = draft.cut(drafter.budget.cut(rows, draft.marks))
     num_new = [1 + num_draft_tokens for num_draft_tokens in draft.num_tokens]
     step = pack([row.length for row in rows], num_new, runner.device, rows=list(batch))
     newest = to_device([row.token_ids[-1:] for row in rows], runner.device)
@@ -44,6 +46,8 @@ def decode_round(
         logits = runner.forward(step, grid.flatten()[step.grid_index])  # [N, vocabulary]
     with timer.stage("sample"):
         gains = judge(logits, rows, draft)
+    if draft.marks:
+        drafter.budget.learn(rows, draft.marks, [len(gain.token_ids) - 1 for gain in gains])
     for row, gain, num_draft_tokens in zip(rows, gains, draft.num_tokens, strict=True):
         commit(row, gain, num_draft_tokens)
         row.length = len(row.token_ids) - 1  # roll back: what lies behind is stale, and will be overwritten

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchspec.config import SpeculativeConfig
+from batchspec.drafting.budget import AdaptiveBudget, Budget, FixedBudget
+from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Drafter, NoDrafter
 from batchspec.drafting.feature import FeatureDrafter
@@ -20,6 +22,7 @@ from batchspec.models.pairing import load_draft_model
 from batchspec.models.runner import FeatureRunner, PackedRunner, Runner
 from batchspec.models.shallow import num_layers, with_layers
 from batchspec.models.short_head import head_ids
+from batchspec.models.step_timing import measure_draft_steps, measure_steps
 from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
@@ -46,15 +49,28 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
     return BUILDERS[config.method](config, target)
 
 
+def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None = None) -> Budget:
+    """How much is drafted; `draft` runs the draft model, if there is one.
+
+    A padded rectangle's time depends on its longest draft, so there all that is drafted is verified.
+    """
+    if not config.is_adaptive or target.strategy != "packed":
+        return FixedBudget()
+    most = target.runner.num_rows * (1 + config.num_speculative_tokens)
+    target_costs = StepCosts(measure_steps(target.runner, most))
+    if draft is None:
+        return AdaptiveBudget(target_costs)
+    return AdaptiveBudget(target_costs, StepCosts(measure_draft_steps(draft, draft.num_rows)))
+
+
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
-    return NgramDrafter(
-        target.runner.num_rows, config.prompt_lookup_max, config.prompt_lookup_min, target.runner.device
-    )
+    runner, sizes = target.runner, (config.prompt_lookup_max, config.prompt_lookup_min)
+    return NgramDrafter(runner.num_rows, *sizes, runner.device, make_budget(config, target))
 
 
 def _build_suffix(config: SpeculativeConfig, target: Target) -> Drafter:
     store = SuffixStore(config.suffix_store_tokens) if config.suffix_store_tokens else None
-    return SuffixDrafter(config.suffix_min_match, target.runner.device, store)
+    return SuffixDrafter(config.suffix_min_match, target.runner.device, store, make_budget(config, target))
 
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
@@ -70,7 +86,8 @@ def _drafting_by_features(draft: Any, config: SpeculativeConfig, target: Target)
     target.runner.features = FeatureStore(target.runner.model)
     runner = FeatureRunner(draft, target.runner.num_rows, target.runner.max_length)
     draw = SAMPLING_METHODS[config.sampling_method].draw
-    return FeatureDrafter(runner, target.runner.features, vocabulary_size(draft), draw, head_ids(draft))
+    budget = make_budget(config, target, runner)
+    return FeatureDrafter(runner, target.runner.features, vocabulary_size(draft), draw, head_ids(draft), budget)
 
 
 def _build_early_exit(config: SpeculativeConfig, target: Target) -> Drafter:
@@ -85,7 +102,7 @@ def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> Dra
     runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
     draw = SAMPLING_METHODS[config.sampling_method].draw
     sizes = vocabulary_size(draft), vocabulary_size(target.runner.model)
-    return DraftModelDrafter(runner, *sizes, draw, head_ids(draft))
+    return DraftModelDrafter(runner, *sizes, draw, head_ids(draft), make_budget(config, target, runner))
 
 
 BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from batchspec.drafting.budget import Budget, FixedBudget
 from batchspec.drafting.drafter import Draft
+from batchspec.drafting.estimates import Mark
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
@@ -19,6 +22,14 @@ from batchspec.sampling.processors import are_plain, process
 
 CATCH_UP = 16
 """Missing tokens up to which a row catches up inside the packed step; more are prefilled for the row alone."""
+
+
+class _Drawn(NamedTuple):
+    """What a column draws for its rows."""
+
+    token_ids: Tensor  # [rows] int64
+    probs: Tensor | None  # [rows, target's vocabulary], if anybody asks
+    marks: list[Mark]
 
 
 class DraftModelDrafter:
@@ -38,6 +49,7 @@ class DraftModelDrafter:
         target_vocab_size: int,
         draw: Draw,
         head_ids: Tensor | None = None,  # [H] int64, rising
+        budget: Budget | None = None,
     ) -> None:
         """`draw` is the drafter's half of the sampling method. With `head_ids` the model's logits `[..., H]` stand
         for those tokens, and all others are never drafted."""
@@ -46,36 +58,40 @@ class DraftModelDrafter:
         self.target_vocab_size = target_vocab_size
         self.draw = draw
         self.head_ids = head_ids
+        self.budget = budget or FixedBudget()
         sayable = torch.arange(draft_vocab_size, device=runner.device) if head_ids is None else head_ids
         self._is_silent = torch.ones(target_vocab_size, dtype=torch.bool, device=runner.device)
         self._is_silent[sayable[sayable < target_vocab_size]] = False
         self.lengths = [0] * runner.num_rows
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
-        rows = list(batch)
+        rows, sequences = list(batch), list(batch.values())
         limits = [self._limit(row, batch[row], limit) for row, limit in zip(rows, limits, strict=True)]
-        drafts = torch.zeros(len(rows), max(limits), dtype=torch.long, device=self.runner.device)
-        if max(limits) == 0:
-            return Draft(drafts, limits)
-        pending = [self._pending(row, batch) if limit else [] for row, limit in zip(rows, limits, strict=True)]
+        drafts = torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device)
+        marks: list[list[Mark]] = [[] for _ in rows]
+        probs: list[Tensor] = []
+        drafting = self.budget.next_column(sequences, marks, limits)
+        pending = [self._pending(row, batch) if place in drafting else [] for place, row in enumerate(rows)]
         num_new = [len(tokens) for tokens in pending]
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
-        probs: list[Tensor] = []
-        for column in range(max(limits)):
+        while drafting:
             step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
-            logits = self._forward(step, inputs, column)  # [drafting rows, vocabulary]
-            drafting = [place for place, limit in enumerate(limits) if limit > column]
-            lines = column_lines(list(batch.values()), drafts, drafting, column)
-            tokens, drawn_from = self._draw(logits, lines)
-            drafts[lines.row_index, column] = tokens
-            if drawn_from is not None:
-                all_rows = drawn_from.new_zeros(len(rows), self.target_vocab_size)
-                probs.append(all_rows.index_copy_(0, lines.row_index, drawn_from))
+            logits = self._forward(step, inputs, column=drafts.shape[1])  # [drafting rows, vocabulary]
+            lines = column_lines(sequences, drafts, drafting, drafts.shape[1])
+            drawn = self._draw(logits, lines)
+            column = drafts.new_zeros(len(rows), 1).index_copy_(0, lines.row_index, drawn.token_ids.unsqueeze(1))
+            drafts = torch.cat([drafts, column], dim=1)
+            if drawn.probs is not None:
+                all_rows = drawn.probs.new_zeros(len(rows), self.target_vocab_size)
+                probs.append(all_rows.index_copy_(0, lines.row_index, drawn.probs))
             for row, new in zip(rows, num_new, strict=True):
                 self.lengths[row] += new
-            num_new = [int(limit > column + 1) for limit in limits]
-            inputs = drafts[to_device(num_new, drafts.device).bool(), column]
-        return Draft(drafts, limits, torch.stack(probs, dim=1) if probs else None)
+            for place, mark in zip(drafting, drawn.marks, strict=True):
+                marks[place].append(mark)
+            drafting = self.budget.next_column(sequences, marks, limits)
+            num_new = [int(place in drafting) for place in range(len(rows))]
+            inputs = drafts[to_device(drafting, drafts.device), -1]
+        return Draft(drafts, [len(own) for own in marks], torch.stack(probs, dim=1) if probs else None, marks)
 
     def release_row(self, row: int, last: int) -> None:
         self.runner.release_row(row, last, self.lengths[last])
@@ -114,13 +130,14 @@ class DraftModelDrafter:
     def _forward(self, step: PackedStep, inputs: Tensor, column: int) -> Tensor:
         return self.runner.forward(step, inputs, keep=step.last_index)
 
-    def _draw(self, logits: Tensor, lines: Lines) -> tuple[Tensor, Tensor | None]:
-        """Tokens `[rows]`, and what they were drawn from `[rows, target's vocabulary]` if anybody asks."""
+    def _draw(self, logits: Tensor, lines: Lines) -> _Drawn:
         if self.head_ids is not None and self.draw is draw_coupled and are_plain(lines):
-            return self.head_ids[logits.argmax(dim=-1)], None  # the short head's argmax is that of the whole line
+            # The short head's argmax is that of the whole line.
+            return _Drawn(self.head_ids[logits.argmax(dim=-1)], None, self.budget.confidence(logits))
         logits = process(self._fitted(logits), lines)
         logits.masked_fill_(self._is_silent, -torch.inf)  # whatever a request's own functions say
-        return self.draw(logits, lines)
+        marks = self.budget.confidence(logits)
+        return _Drawn(*self.draw(logits, lines), marks)
 
     def _fitted(self, logits: Tensor) -> Tensor:  # [rows, draft's vocabulary]; [rows, target's vocabulary]
         """Ids that only one of the two models has are padding of its vocabulary, and never drafted."""

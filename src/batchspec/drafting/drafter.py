@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from batchspec.drafting.budget import Budget, FixedBudget
+from batchspec.drafting.estimates import Mark
 from batchspec.layout.transfer import to_device
 from batchspec.request import Sequence
 
@@ -23,9 +25,11 @@ class Draft:
     probs: Tensor | None = None
     """`[rows, K, vocabulary]`: the distributions that the tokens were drawn from, for sampling method `rejection`;
     None if there are none, since each was certain (or nobody asks)."""
+    marks: Rows[Rows[Mark]] = ()
+    """`[rows]`, of each of its tokens: what the drafter knew of it. None at all: nobody asks."""
 
     @classmethod
-    def from_lists(cls, drafts: list[list[int]], device: torch.device) -> Draft:
+    def from_lists(cls, drafts: list[list[int]], device: torch.device, marks: Rows[Rows[Mark]] = ()) -> Draft:
         """Lay ragged lists out in a rectangle.
 
         >>> Draft.from_lists([[7, 8], [], [9]], torch.device("cpu")).token_ids.tolist()
@@ -34,7 +38,16 @@ class Draft:
         num_tokens = [len(draft) for draft in drafts]
         longest = max(num_tokens, default=0)
         padded = [draft + [0] * (longest - len(draft)) for draft in drafts]
-        return cls(to_device(padded, device).view(len(drafts), longest), num_tokens)
+        return cls(to_device(padded, device).view(len(drafts), longest), num_tokens, marks=marks)
+
+    def cut(self, num_tokens: list[int]) -> Draft:
+        """The first `num_tokens[i]` tokens of each row, which are not more than it has."""
+        if num_tokens == self.num_tokens:
+            return self
+        longest = max(num_tokens)
+        probs = None if self.probs is None else self.probs[:, :longest]
+        marks = [own[:count] for own, count in zip(self.marks, num_tokens, strict=True)] if self.marks else ()
+        return Draft(self.token_ids[:, :longest], num_tokens, probs, marks)
 
 
 def cut_to_grammar(draft: Draft, rows: list[Sequence]) -> Draft:
@@ -51,14 +64,15 @@ def cut_to_grammar(draft: Draft, rows: list[Sequence]) -> Draft:
             own = drafted[: num_tokens[row]]
             valid = sequence.grammar.num_valid(sequence.output_token_ids, own)
             num_tokens[row] = min(len(own), valid + (draft.probs is not None))
-    longest = max(num_tokens)
-    probs = None if draft.probs is None else draft.probs[:, :longest]
-    return Draft(draft.token_ids[:, :longest], num_tokens, probs)
+    return draft.cut(num_tokens)
 
 
 class Drafter(Protocol):
     """Proposes draft tokens for rows. What it remembers of a row it rolls back by itself: a row's committed
     tokens are all it needs to know, and only ever grow at their end."""
+
+    budget: Budget
+    """Says how many of the proposed tokens are verified, and is told what became of them."""
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
         """Draft tokens for a batch: cache rows and the sequences that own them.
@@ -77,6 +91,7 @@ class NoDrafter:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.budget: Budget = FixedBudget()
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
         return Draft.from_lists([[] for _ in batch], self.device)

@@ -8,6 +8,7 @@ own: the probability that it becomes output.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,6 +29,13 @@ BEST = 0.98
 """No chance is above this."""
 
 
+MATCH_LENGTHS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
+"""Match lengths from which on chances are told apart."""
+
+SHARES = (0.5, 1.0)
+"""Shares from which on they are: at least half of the followers; all of them."""
+
+
 class Mark(NamedTuple):
     """What a drafter knew of a draft token."""
 
@@ -37,14 +45,26 @@ class Mark(NamedTuple):
     """Its chance, before anything was seen."""
 
 
+def match_mark(source: str, length: int, share: float = 1.0) -> Mark:
+    """The mark of a token that followed a match of `length` tokens before, in `share` of all cases.
+
+    Drafted tokens lengthen the match for those behind them: that they were right is what survival asks.
+
+    >>> match_mark("ngram", 1), match_mark("ngram", 30)
+    (Mark(source='ngram', level=5, prior=0.4), Mark(source='ngram', level=29, prior=0.91))
+    """
+    place = bisect_right(MATCH_LENGTHS, length) - 1
+    length, share_level = MATCH_LENGTHS[place], bisect_right(SHARES, share)
+    prior = length / (length + 1.5) * (0.5 + 0.25 * share_level)
+    return Mark(source, place * (len(SHARES) + 1) + share_level, round(prior, 2))
+
+
 @dataclass(slots=True)
 class Trust:
     """A row's own record: is it accepted more or less often than its marks say?"""
 
     accepted: float = 0.0
     expected: float = 0.0
-    num_idle: int = 0
-    """Rounds since it last had a draft verified."""
 
     @property
     def factor(self) -> float:

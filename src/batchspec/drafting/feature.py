@@ -8,6 +8,7 @@ from collections.abc import Sequence as Rows
 import torch
 from torch import Tensor
 
+from batchspec.drafting.budget import Budget
 from batchspec.drafting.draft_model import CATCH_UP, DraftModelDrafter
 from batchspec.drafting.drafter import Draft
 from batchspec.layout.packed import PackedStep, pack
@@ -29,10 +30,16 @@ class FeatureDrafter(DraftModelDrafter):
     runner: FeatureRunner
 
     def __init__(
-        self, runner: FeatureRunner, features: FeatureStore, vocab_size: int, draw: Draw, head_ids: Tensor | None
+        self,
+        runner: FeatureRunner,
+        features: FeatureStore,
+        vocab_size: int,
+        draw: Draw,
+        head_ids: Tensor | None,
+        budget: Budget | None = None,
     ) -> None:
         """`features` are those that the target's runner keeps."""
-        super().__init__(runner, vocab_size, vocab_size, draw, head_ids)
+        super().__init__(runner, vocab_size, vocab_size, draw, head_ids, budget)
         self.features = features
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:

@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
+from batchspec.drafting.budget import Budget, FixedBudget
 from batchspec.drafting.drafter import Draft
+from batchspec.drafting.estimates import Mark, match_mark
 from batchspec.drafting.suffix_automaton import DraftedToken, SuffixAutomaton
 from batchspec.drafting.suffix_store import Cursor, SuffixStore
 from batchspec.request import Sequence
 
 OWN = "own"
 STORE = "store"
-
-MATCH_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
-"""Match lengths from which on acceptance is told apart."""
-
-SHARES = (0.5, 1.0)
-"""Shares from which on it is told apart: at least half of the followers; all of them."""
-
-Mark = tuple[str, int, int]
-"""Source, and the buckets of match length and share: draft tokens of one mark are accepted about equally often."""
-
-
-class Evidence(NamedTuple):
-    """Why a token was drafted."""
-
-    match_length: int
-    """Tokens before it that the source agrees with, draft tokens included."""
-    share: float
-    """How often it followed them in the source, among all that did; above 0 and at most 1."""
-    source: str
-    """`own`: the row's own text; `store`: earlier outputs."""
-
-
-def mark(match_length: int, share: float, source: str) -> Mark:
-    """Put evidence (a match of at least 1 token) into a bucket, for tables of how often draft tokens are accepted.
-
-    >>> mark(1, 0.25, "own"), mark(7, 0.5, "own"), mark(99, 1.0, "store")
-    (('own', 1, 0), ('own', 6, 1), ('store', 16, 2))
-    """
-    return source, MATCH_LENGTHS[bisect_right(MATCH_LENGTHS, match_length) - 1], bisect_right(SHARES, share)
 
 
 @dataclass(slots=True)
@@ -64,22 +35,24 @@ class SuffixDrafter:
     match is longer. Only committed tokens are remembered, so there is nothing to roll back.
     """
 
-    def __init__(self, min_match: int, device: torch.device, store: SuffixStore | None = None) -> None:
+    def __init__(
+        self, min_match: int, device: torch.device, store: SuffixStore | None = None, budget: Budget | None = None
+    ) -> None:
         """Matches of fewer than `min_match` tokens, which is at least 1, give no draft."""
         self.min_match = min_match
         self.device = device
         self.store = store
-        self.evidence: list[list[Evidence]] = []
-        """For each row of the last batch, in its order: the evidence for each draft token that was proposed."""
+        self.budget = budget or FixedBudget()
         self._rows: dict[int, _Row] = {}
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
-        drafts, self.evidence = [], []
+        drafts: list[list[int]] = []
+        marks: list[list[Mark]] = []
         for (row, sequence), limit in zip(batch.items(), limits, strict=True):
             source, drafted = self._draft(row, sequence, limit)
             drafts.append([token.token_id for token in drafted])
-            self.evidence.append([Evidence(token.match_length, token.share, source) for token in drafted])
-        return Draft.from_lists(drafts, self.device)
+            marks.append([match_mark(source, token.match_length, token.share) for token in drafted])
+        return Draft.from_lists(drafts, self.device, marks)
 
     def release_row(self, row: int, last: int) -> None:
         """Forget `row`, but for its output, if its sequence has ended and there is a store."""

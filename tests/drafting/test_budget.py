@@ -1,0 +1,159 @@
+"""The cut on scripted rows: the best there is, and never much worse than no drafts."""
+
+import random
+from itertools import product
+
+import pytest
+from greedy import greedy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batchspec.drafting.budget import PROBE_AFTER, PROBE_LAST, AdaptiveBudget, FixedBudget, best_cut
+from batchspec.drafting.costs import StepCosts
+from batchspec.drafting.estimates import Mark
+from batchspec.request import Sequence
+
+chances = st.lists(st.floats(0.01, 0.98), max_size=3)
+
+
+def survivals_of(row):
+    survivals, survival = [], 1.0
+    for chance in row:
+        survival *= chance
+        survivals.append(survival)
+    return survivals
+
+
+def rate(survivals, cut, costs):
+    gained = len(survivals) + sum(sum(row[:count]) for row, count in zip(survivals, cut, strict=True))
+    return gained / costs.seconds(len(survivals) + sum(cut))
+
+
+def costs_of(slope, step=0):
+    """Seconds that rise evenly, with a step up at every eighth token."""
+    return StepCosts([(size, 1.0 + slope * size + step * (size // 8)) for size in range(1, 40)])
+
+
+@given(st.lists(chances, min_size=1, max_size=4), st.floats(0, 0.6), st.floats(0, 0.5))
+def test_the_cut_is_the_best_of_all(rows, slope, step):
+    survivals, costs = [survivals_of(row) for row in rows], costs_of(slope, step)
+    best = max(rate(survivals, cut, costs) for cut in product(*(range(len(row) + 1) for row in survivals)))
+    assert rate(survivals, best_cut(survivals, costs), costs) == pytest.approx(best)
+
+
+def rows_of(count):
+    return [Sequence("r", greedy(), [1], 1, 10_000) for _ in range(count)]
+
+
+def simulate(budget, true_chances, num_rounds, seconds):
+    """Rows whose every draft token is accepted with its row's chance; gives tokens and seconds."""
+    rows, coin = rows_of(len(true_chances)), random.Random(1)
+    marks = [[Mark("ngram", place, 0.5)] * 4 for place in range(len(rows))]
+    gained = spent = 0.0
+    for _ in range(num_rounds):
+        cut = budget.cut(rows, marks)
+        accepted = [
+            next((place for place in range(count) if coin.random() >= chance), count)
+            for count, chance in zip(cut, true_chances, strict=True)
+        ]
+        verified = [own[:count] for own, count in zip(marks, cut, strict=True)]
+        budget.learn(rows, verified, accepted)
+        gained += len(rows) + sum(accepted)
+        spent += seconds(len(rows) + sum(cut))
+    return gained / spent
+
+
+@pytest.fixture
+def adaptive(monkeypatch):
+    """Costs stay as they were measured: a simulation takes no time."""
+    monkeypatch.setattr(StepCosts, "correct", lambda *_: None)
+    return AdaptiveBudget
+
+
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_where_nothing_is_accepted_speculation_costs_next_to_nothing(adaptive, num_rows):
+    costs = costs_of(0.5)
+    found = simulate(adaptive(costs), [0.0] * num_rows, 2000, costs.seconds)
+    assert found >= 0.98 * num_rows / costs.seconds(num_rows)
+
+
+def test_the_rows_that_pay_are_found_among_those_that_do_not(adaptive):
+    costs = costs_of(0.3)
+    true = [0.9, 0.02, 0.9, 0.02]
+    found = simulate(adaptive(costs), true, 1000, costs.seconds)
+    survivals = [[chance ** (place + 1) for place in range(4)] for chance in true]
+    best = max(rate(survivals, cut, costs) for cut in product(range(5), repeat=4))
+    assert found >= 0.95 * best
+    assert found > 1.1 * simulate(FixedBudget(), true, 1000, costs.seconds)
+
+
+def test_a_row_that_was_left_out_is_tried_again_ever_more_rarely(adaptive):
+    budget, rows = adaptive(costs_of(5.0)), rows_of(1)
+    marks = [[Mark("ngram", 0, 0.01)] * 3]
+    tries = []
+    for number in range(4 * PROBE_LAST):
+        cut = budget.cut(rows, marks)
+        if cut[0]:
+            assert cut == [1]
+            tries.append(number)
+        budget.learn(rows, [marks[0][: cut[0]]], [0])
+    gaps = [later - sooner for sooner, later in zip([-1, *tries], tries, strict=False)]
+    assert gaps[:5] == [PROBE_AFTER, 2 * PROBE_AFTER, 4 * PROBE_AFTER, 8 * PROBE_AFTER, 16 * PROBE_AFTER]
+    assert max(gaps) == PROBE_LAST
+
+
+def test_a_row_comes_back_when_its_text_becomes_predictable(adaptive):
+    costs = costs_of(0.3)
+    budget, rows = adaptive(costs), rows_of(1)
+    marks = [[Mark("ngram", 3, 0.5)] * 3]
+    for accepts in [0] * 300 + [3] * 3000:
+        cut = budget.cut(rows, marks)
+        budget.learn(rows, [marks[0][: cut[0]]], [min(accepts, cut[0])])
+    assert cut == [3]
+
+
+def columns(budget, rows, limits, confidences):
+    """A draft model's columns: the marks that rows end up with."""
+    marks = [[] for _ in rows]
+    while chosen := budget.next_column(rows, marks, limits):
+        for place in chosen:
+            level = int(10 * confidences[place])
+            marks[place].append(Mark("confidence", level, (level + 0.5) / 10))
+    return marks
+
+
+def run_model(budget, limits, true, num_rounds):
+    rows, coin = rows_of(len(limits)), random.Random(2)
+    drafted = []
+    for _ in range(num_rounds):
+        marks = columns(budget, rows, limits, true)
+        cut = budget.cut(rows, marks)
+        accepted = [
+            next((place for place in range(count) if coin.random() >= chance), count)
+            for count, chance in zip(cut, true, strict=True)
+        ]
+        budget.learn(rows, [own[:count] for own, count in zip(marks, cut, strict=True)], accepted)
+        drafted.append([len(own) for own in marks])
+    return drafted
+
+
+def test_a_draft_model_drafts_on_for_the_rows_it_is_sure_of(adaptive):
+    budget = adaptive(costs_of(0.1), StepCosts([(1, 0.05), (8, 0.06)]))
+    last = run_model(budget, [4, 4, 4], [0.95, 0.15, 0.9], 300)[-50:]
+    means = [sum(one[row] for one in last) / len(last) for row in range(3)]
+    assert means[0] >= 3
+    assert means[2] > 2.5
+    assert means[1] < 2
+
+
+def test_a_draft_model_that_does_not_pay_rests_and_is_tried_now_and_then(adaptive):
+    budget = adaptive(costs_of(0.1), StepCosts([(1, 0.9), (8, 1.0)]))
+    drafted = run_model(budget, [4, 4], [0.1, 0.1], 1000)
+    share = sum(any(one) for one in drafted[100:]) / 900
+    assert 0 < share < 0.02
+
+
+def test_limits_are_kept_and_rows_without_one_are_not_drafted(adaptive):
+    for budget in (FixedBudget(), adaptive(costs_of(0.01), StepCosts([(1, 0.001), (8, 0.001)]))):
+        marks = columns(budget, rows_of(3), [2, 0, 1], [0.95, 0.95, 0.95])
+        assert [len(own) for own in marks] == [2, 0, 1]
