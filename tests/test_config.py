@@ -29,6 +29,17 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
             {"method": "suffix", "suffix_store_tokens": 1000, "sampling_method": "rejection"},
             "suffix_store_tokens must be 0 with sampling_method rejection",
         ),
+        ({"method": "early_exit", "num_layers": 1, "lookup": "magic"}, "lookup must be one of ngram, suffix"),
+        ({"method": "ngram", "lookup": "suffix"}, "lookup must not be given for method ngram"),
+        (
+            {"method": "early_exit", "num_layers": 1, "lookup": "ngram", "sampling_method": "rejection"},
+            "lookup must be None with sampling_method rejection",
+        ),
+        ({"method": "ngram", "adaptive": "yes"}, "adaptive must be True, False or None"),
+        (
+            {"method": "ngram", "adaptive": True, "sampling_method": "rejection"},
+            "adaptive must be False or None with sampling_method rejection",
+        ),
         ({"method": "draft_model"}, "model must be given for method draft_model"),
         ({"method": "ngram", "model": "x"}, "model must not be given for method ngram"),
         ({"method": "early_exit"}, "num_layers must be given for method early_exit"),

@@ -223,7 +223,7 @@ class DrawingDrafter(PlannedDrafter):
         num_tokens = [int(row.num_output_tokens == 0) for row in batch.values()]
         drawn = self.chance.choices(range(VOCABULARY), self.probs.tolist(), k=len(num_tokens))
         probs = self.probs.repeat(len(num_tokens), 1, 1)
-        return Draft(torch.tensor(drawn).unsqueeze(1), num_tokens, probs)
+        return Draft(torch.tensor(drawn).unsqueeze(1), [1] * len(num_tokens), probs).cut(num_tokens)
 
 
 def test_rejection_draws_from_what_the_form_allows_even_if_half_of_all_drafts_break_it():

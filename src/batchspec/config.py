@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 METHODS = ("draft_model", "early_exit", "ngram", "suffix")
+LOOKUPS = ("ngram", "suffix")
 STRATEGIES = ("packed", "eqspec", "exspec")
 NUMERICS = ("invariant", "fast")
 GROUPINGS = ("length", "acceptance")
@@ -50,6 +51,9 @@ class SpeculativeConfig:
     """`coupled`: sampled tokens are those that the request gets without drafts; `rejection`: the classical rule,
     other tokens of the same distribution, accepted somewhat more often."""
 
+    lookup: str | None = None
+    """For `draft_model` and `early_exit`: `ngram` or `suffix`, which is asked first. The model then drafts only
+    the rows for which nothing good was found."""
     adaptive: bool | None = None
     """Draft and verify only what makes output faster, decided token by token, from what was accepted so far and
     from the time of steps; `num_speculative_tokens` is the most. None: yes, but for the padded strategies and for
@@ -80,7 +84,12 @@ class SpeculativeConfig:
             raise ValueError(f"num_layers must not be given for method {self.method}: it goes with early_exit")
         if self.num_layers is not None:
             _check_at_least("num_layers", self.num_layers, 1)
-
+        if self.lookup is not None:
+            _check_one_of("lookup", self.lookup, LOOKUPS)
+            if self.method in LOOKUPS:
+                raise ValueError(f"lookup must not be given for method {self.method}: it is one itself")
+            if self.sampling_method == "rejection":
+                raise ValueError("lookup must be None with sampling_method rejection")
         if self.adaptive not in (None, True, False):
             raise ValueError(f"adaptive must be True, False or None, got {self.adaptive!r}")
         if self.adaptive and self.sampling_method == "rejection":

@@ -13,7 +13,17 @@ from toy_llm import DRAFTING, TOKENIZER, generate, make_llm, new_llm
 from batchspec import LLM, SamplingParams
 from batchspec.drafting.budget import AdaptiveBudget, FixedBudget, open_rows
 
-DRAFTERS = [*(name for name in DRAFTING if name != "none"), "early exit"]
+MODELS = {
+    "early exit": {"method": "early_exit", "num_layers": 1, "num_speculative_tokens": 3},
+    "look-ups, then early exit": {
+        "method": "early_exit",
+        "num_layers": 1,
+        "lookup": "suffix",
+        "suffix_min_match": 1,
+    },
+    "look-ups, then itself": DRAFTING["itself"] | {"lookup": "ngram", "prompt_lookup_min": 1},
+}
+DRAFTERS = [*(name for name in DRAFTING if name != "none"), *MODELS]
 texts = ["The sea", "A list: a b c a b c a b", "Once", "one two one two one", "Z", "What is a tree?"]
 
 
@@ -37,9 +47,9 @@ class WhimsicalBudget(FixedBudget):
 
 
 def llm_of(drafter, **settings):
-    if drafter != "early exit":
+    if drafter in DRAFTING:
         return new_llm(drafter, **settings)
-    config = {"method": "early_exit", "num_layers": 1, "num_speculative_tokens": 3}
+    config = MODELS[drafter]
     return LLM(make_llm().model, tokenizer=TOKENIZER, speculative_config=config, max_num_seqs=4, **settings)
 
 
@@ -67,7 +77,7 @@ def test_adaptive_drafting_drafts_and_changes_nothing(drafter):
     llm = llm_of(drafter)
     budget = llm.engine.drafter.budget
     assert isinstance(budget, FixedBudget)
-    config = DRAFTING.get(drafter) or {"method": "early_exit", "num_layers": 1}
+    config = (DRAFTING | MODELS)[drafter]
     adaptive = LLM(llm.model, tokenizer=TOKENIZER, speculative_config=config | {"adaptive": True}, max_num_seqs=4)
     assert isinstance(adaptive.engine.drafter.budget, AdaptiveBudget)
     params = SamplingParams(temperature=0.0, max_tokens=120, ignore_eos=True)

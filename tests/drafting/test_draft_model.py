@@ -1,3 +1,5 @@
+import random
+
 from greedy import greedy
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,38 @@ def test_a_row_with_a_token_that_the_draft_model_does_not_know_is_not_drafted():
     assert outputs["unknown"].metrics.num_draft_tokens == 0
     assert outputs["known"].metrics.num_draft_tokens > 0
     assert outputs["unknown"].outputs[0].token_ids == outputs["known"].outputs[0].token_ids == [5] * 6
+
+
+@given(prompts, st.integers(0, 1000))
+def test_rows_that_were_left_out_for_some_rounds_draft_as_if_they_had_not_been(prompts, seed):
+    """What was drafted for them before, and rejected, is forgotten, although they have grown past it since."""
+    drafter = drafter_of(hashed_script)
+    drafter.budget = LeavingOut(seed)
+    without_memory = ScriptedDrafter(hashed_script, lambda position: True)
+
+    class Compared:
+        budget = FixedBudget()
+
+        def propose(self, batch, limits):
+            draft = drafter.propose(batch, limits)
+            wanted = without_memory.propose(batch, draft.num_tokens)
+            assert draft.token_ids.tolist() == wanted.token_ids.tolist()
+            return draft
+
+        def release_row(self, row, last):
+            drafter.release_row(row, last)
+
+    engine = make_engine(
+        lambda context: hashed_script(context) % (VOCAB - 1), Compared(), num_speculative_tokens=3
+    )
+    for serial, prompt in enumerate(prompts):
+        engine.add_request(str(serial), prompt, greedy(max_tokens=25))
+    run_to_end(engine)
+
+
+class LeavingOut(FixedBudget):
+    def __init__(self, seed):
+        self.random = random.Random(seed)
+
+    def next_column(self, rows, marks, limits):
+        return [place for place in super().next_column(rows, marks, limits) if self.random.random() < 0.5]

@@ -27,6 +27,9 @@ from batchspec.request import Sequence
 PROBE_AFTER, PROBE_LAST = 32, 512
 """Rounds without a draft before one is tried all the same. In vain, the next try comes after twice as many."""
 
+CONFIDENCE = "confidence"
+"""The source of a draft model's marks."""
+
 CONFIDENCE_LEVELS = 10
 
 
@@ -40,6 +43,10 @@ class Budget(Protocol):
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
         """The rows (their places in the batch) for which a draft model computes one more token, in order; none
         ends the drafting. All of them have tokens in every column so far."""
+        ...
+
+    def prefers(self, row: Sequence, mark: Mark) -> bool:
+        """Is a token that was looked up at least as likely to be accepted as a draft model's?"""
         ...
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
@@ -59,6 +66,9 @@ class FixedBudget:
 
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
         return open_rows(marks, limits)
+
+    def prefers(self, row: Sequence, mark: Mark) -> bool:
+        return mark.prior >= 0.5
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         return [len(row) for row in marks]
@@ -104,7 +114,7 @@ class AdaptiveBudget:
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
         levels = (best * CONFIDENCE_LEVELS).long().clamp(max=CONFIDENCE_LEVELS - 1).tolist()
-        return [Mark("confidence", level, (level + 0.5) / CONFIDENCE_LEVELS) for level in levels]
+        return [Mark(CONFIDENCE, level, (level + 0.5) / CONFIDENCE_LEVELS) for level in levels]
 
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
         column = max(map(len, marks))
@@ -118,6 +128,10 @@ class AdaptiveBudget:
                 self._patience.reset()
         self._since = time.perf_counter()
         return chosen
+
+    def prefers(self, row: Sequence, mark: Mark) -> bool:
+        trust, _ = self._of(row)
+        return self.estimates.chance(mark, trust) >= self.estimates.chance(_unseen(0), trust)
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
@@ -138,7 +152,8 @@ class AdaptiveBudget:
         for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
-                self.estimates.learn([_unseen(column) for column in range(len(own))], accepted, Trust())
+                if self.draft_costs is not None and own[0].source == CONFIDENCE:
+                    self.estimates.learn([_unseen(column) for column in range(len(own))], accepted, Trust())
 
     def _worth_drafting(
         self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int

@@ -8,6 +8,7 @@ from typing import Any
 
 from batchspec.config import SpeculativeConfig
 from batchspec.drafting.budget import AdaptiveBudget, Budget, FixedBudget
+from batchspec.drafting.combined import CombinedDrafter
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Drafter, NoDrafter
@@ -46,7 +47,10 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
     """
     if config is None:
         return NoDrafter(target.runner.device)
-    return BUILDERS[config.method](config, target)
+    drafter = BUILDERS[config.method](config, target)
+    if config.lookup is None:
+        return drafter
+    return CombinedDrafter(BUILDERS[config.lookup](config, target), drafter)
 
 
 def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None = None) -> Budget:

@@ -66,6 +66,8 @@ class DraftModelDrafter:
 
     def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
         rows, sequences = list(batch), list(batch.values())
+        for row, sequence in batch.items():  # also those that are not drafted now: their last draft is stale
+            self.lengths[row] = min(self.lengths[row], len(sequence.token_ids) - 1)
         limits = [self._limit(row, batch[row], limit) for row, limit in zip(rows, limits, strict=True)]
         drafts = torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device)
         marks: list[list[Mark]] = [[] for _ in rows]
@@ -107,9 +109,8 @@ class DraftModelDrafter:
         return max(0, min(limit, self.runner.max_length - len(sequence.token_ids)))
 
     def _pending(self, row: int, batch: Mapping[int, Sequence]) -> list[int]:
-        """Roll the row back to its committed tokens; give those that its next step has to compute."""
+        """The tokens that the row's next step has to compute."""
         sequence = batch[row]
-        self.lengths[row] = min(self.lengths[row], len(sequence.token_ids) - 1)
         missing = sequence.token_ids[self.lengths[row] :]
         if len(missing) > CATCH_UP:
             self._copy_prompt(row, batch)

@@ -28,6 +28,11 @@ class Draft:
     marks: Rows[Rows[Mark]] = ()
     """`[rows]`, of each of its tokens: what the drafter knew of it. None at all: nobody asks."""
 
+    def __post_init__(self) -> None:
+        width, longest = self.token_ids.shape[1], max(self.num_tokens, default=0)
+        if width != longest:
+            raise ValueError(f"token_ids must be as wide as the longest draft ({longest}), got {width}")
+
     @classmethod
     def from_lists(cls, drafts: list[list[int]], device: torch.device, marks: Rows[Rows[Mark]] = ()) -> Draft:
         """Lay ragged lists out in a rectangle.
