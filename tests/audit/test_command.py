@@ -17,6 +17,7 @@ from batchspec.audit.compare import Divergence, Outcome
 from batchspec.audit.document import make_document
 from batchspec.audit.page import html_page
 from batchspec.audit.run import Run
+from batchspec.audit.session import Found
 from batchspec.cli.main import main
 from batchspec.documents import as_json
 
@@ -145,7 +146,7 @@ def test_no_text_becomes_markup(target):
         Outcome(1, "error", error=EVIL),
     ]
     settings = {"model": EVIL, "dataset": EVIL, "candidates": [EVIL], "batch_sizes": [1]}
-    found = make_document(target, settings, None, [Run(EVIL, 1, outcomes)], [], is_stopped=False)
+    found = make_document(target, settings, Found(runs=[Run(EVIL, 1, outcomes)]))
     found["remarks"].append(EVIL)
     found["provenance"]["command"] = [EVIL]
     html = html_page(found)

@@ -108,7 +108,7 @@ def test_batchspec_samples_the_same_with_and_without_speculation(sampled, method
     assert found.sampling[0].failed == []
     assert found.sampling[0].num_errors == 0
     assert min(test.p for test in found.sampling[0].tests) < 1.0, "the sides share no noise"
-    assert exit_code(found.runs, found.sampling) == 0
+    assert exit_code(found) == 0
 
 
 def test_a_wrong_residual_is_found(sampled, monkeypatch):
@@ -117,4 +117,4 @@ def test_a_wrong_residual_is_found(sampled, monkeypatch):
     found = audit(sampled, "rejection", noisy_copy(sampled.llm.model, 0.1))
     assert found.sampling[0].failed
     assert all(run.counts["violation"] == 0 for run in found.runs)
-    assert exit_code(found.runs, found.sampling) == 1
+    assert exit_code(found) == 1

@@ -26,7 +26,7 @@ def test_a_spec_is_a_kind_and_its_settings():
     ],
 )
 def test_a_server_is_named_by_its_url(text, url):
-    assert parse_spec(text).url == url
+    assert parse_spec(text).options["url"] == url
 
 
 def test_a_key_is_not_shown():

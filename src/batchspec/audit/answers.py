@@ -40,8 +40,17 @@ is an answer with an `error`."""
 
 def failure(error: BaseException) -> Answer:
     """An answer that says what an engine raised."""
+    return Answer([], error=in_one_line(error))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type and message of an error, cut short.
+
+    >>> in_one_line(RuntimeError("out of memory\\nwhile ..."))
+    'RuntimeError: out of memory'
+    """
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return Answer([], error=f"{type(error).__name__}: {text[:300]}")
+    return f"{type(error).__name__}: {text[:300]}"
 
 
 def same_token(first: int, second: int, ends: frozenset[int]) -> bool:

@@ -5,28 +5,24 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from batchspec.audit.compare import KINDS
 from batchspec.audit.noise_floor import NoiseFloor
 from batchspec.audit.run import Run, figures, verdict
-from batchspec.audit.sampling import SamplingRun
+from batchspec.audit.sampling import MOST, SamplingRun
+from batchspec.audit.session import Found
 from batchspec.audit.target import Target
 from batchspec.documents import without_infinities
 from batchspec.provenance import provenance
 
 Document = dict[str, Any]
 
+EXIT_COULD_NOT_RUN = 2
 EXIT_STOPPED = 130
 
 
-def make_document(
-    target: Target,
-    settings: dict[str, Any],
-    noise: NoiseFloor | None,
-    runs: list[Run],
-    sampling: list[SamplingRun],
-    is_stopped: bool,
-) -> Document:
-    """The whole audit. `noise` is None if it was stopped before there was any."""
-    code = exit_code(runs, sampling)
+def make_document(target: Target, settings: dict[str, Any], found: Found) -> Document:
+    """The whole audit, or what there was of it when it ended early."""
+    noise = found.noise
     return without_infinities(
         {
             "provenance": provenance(),
@@ -38,54 +34,62 @@ def make_document(
                 "prompt_lengths": [len(prompt) for prompt in target.prompts],
                 "max_tokens": target.max_tokens,
             },
-            "stopped": is_stopped,
-            "exit_code": EXIT_STOPPED if is_stopped else code,
-            "verdict": _in_words(target, code, runs, sampling, is_stopped),
-            "remarks": _remarks(noise, runs),
+            "stopped": found.is_stopped,
+            "crash": found.crash,
+            "exit_code": exit_code(found),
+            "verdict": _in_words(found),
+            "remarks": _remarks(found),
             "noise_floor": None if noise is None else _floor_as_json(noise),
             "references": target.references,
             "margins": [] if noise is None else noise.margins,
-            "runs": [_run_as_json(run) for run in runs],
-            "sampling": [_sampling_as_json(run) for run in sampling],
+            "runs": [_run_as_json(run) for run in found.runs],
+            "sampling": [_sampling_as_json(run) for run in found.sampling],
         }
     )
 
 
-def exit_code(runs: list[Run], sampling: list[SamplingRun]) -> int:
-    """0: no violation; 1: violations; 2: a candidate gave nothing but errors."""
-    code = verdict(runs, sum(len(run.failed) for run in sampling))
-    return 2 if code == 0 and any(run.num_compared == 0 for run in sampling) else code
+def exit_code(found: Found) -> int:
+    """0: no violation; 1: violations; 2: a candidate gave nothing but errors, or the audit broke off; 130: stopped
+    by Ctrl-C."""
+    if found.crash is not None:
+        return EXIT_COULD_NOT_RUN
+    if found.is_stopped:
+        return EXIT_STOPPED
+    code = verdict(found.runs, sum(len(run.failed) for run in found.sampling))
+    return EXIT_COULD_NOT_RUN if code == 0 and any(run.num_compared == 0 for run in found.sampling) else code
 
 
-def _in_words(target: Target, code: int, runs: list[Run], sampling: list[SamplingRun], is_stopped: bool) -> str:
-    judged = [run for run in runs if not run.is_null]
-    counts = {
-        kind: sum(run.counts[kind] for run in judged) for kind in ("identical", "near-tie", "violation", "error")
-    }
-    num_failed = sum(len(run.failed) for run in sampling)
-    words = [
-        f"{counts['identical']} identical",
-        f"{counts['near-tie']} near-ties",
-        f"{counts['violation']} violations",
-    ]
-    found = f"{', '.join(words)} and {counts['error']} errors in {sum(counts.values())} outputs"
-    if sampling:
-        found += f"; {num_failed} of {sum(len(run.tests) for run in sampling)} sampling tests failed"
-    if is_stopped:
-        return f"Stopped before the end. So far: {found}."
+def _in_words(found: Found) -> str:
+    if found.crash is not None:
+        return f"Could not run: the audit broke off with {found.crash.rstrip('.')}. So far: {_counted(found)}."
+    if found.is_stopped:
+        return f"Stopped before the end. So far: {_counted(found)}."
     said = {
         0: "No violation: these outputs are the target's, up to rounding.",
         1: "Violation: these outputs are not the target's.",
-        2: "Could not run: a candidate gave nothing but errors.",
+        EXIT_COULD_NOT_RUN: "Could not run: a candidate gave nothing but errors.",
     }
-    return f"{said[code]} {found[0].upper()}{found[1:]}."
+    return f"{said[exit_code(found)]} {_counted(found)}."
 
 
-def _remarks(noise: NoiseFloor | None, runs: list[Run]) -> list[str]:
-    remarks = [] if noise is None else noise.remarks
-    sound = (run for run in runs if run.is_null and not run.counts["violation"])
+def _counted(found: Found) -> str:
+    counts = {kind: sum(run.counts[kind] for run in found.runs if not run.is_null) for kind in KINDS}
+    said = (
+        f"{counts['identical']} identical, {counts['near-tie']} near-ties, {counts['violation']} violations "
+        f"and {counts['error']} errors in {sum(counts.values())} outputs"
+    )
+    if found.sampling:
+        num_failed = sum(len(run.failed) for run in found.sampling)
+        num_tests = sum(len(run.tests) for run in found.sampling)
+        said += f"; {num_failed} of {num_tests} sampling tests failed"
+    return said
+
+
+def _remarks(found: Found) -> list[str]:
+    remarks = [] if found.noise is None else found.noise.remarks
+    sound = (run for run in found.runs if run.is_null and not run.counts["violation"])
     usual = next((figures(run)["divergences"] for run in sound), None)
-    for run in runs:
+    for run in found.runs:
         if run.is_null and run.counts["violation"]:
             remarks.append(
                 f"The null band itself has {run.counts['violation']} differences above the noise floor: padded "
@@ -100,10 +104,16 @@ def _remarks(noise: NoiseFloor | None, runs: list[Run]) -> list[str]:
             )
         if run.num_from_text:
             remarks.append(
-                f"{run.candidate} at batch size {run.batch_size} gave text instead of token ids. Its text, and "
-                f"the "
-                "reference's, was tokenised again, so differences that do not show in the text are not seen."
+                f"{run.candidate} at batch size {run.batch_size} gave text instead of token ids. "
+                "Its text, and the reference's, was tokenised again, so differences that do not show in the text "
+                "are not seen."
             )
+    if any(run.has_only_pooled_tests for run in found.sampling):
+        remarks.append(
+            "There are so many prompts and sampling runs that no test of a single prompt can fail: "
+            f"the least p-value of {MOST:,} shuffles is above its share of the level. "
+            "Only the tests pooled over all prompts can."
+        )
     return remarks
 
 

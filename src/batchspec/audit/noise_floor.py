@@ -48,7 +48,7 @@ class NoiseFloor:
     alone: float
     """q of the gap's error alone; 0 in float32 and float64, which are their own measure."""
     batched: float
-    """The same in a padded batch; infinite if there are logits that are no numbers."""
+    """The same in a padded batch; infinite if more gaps are no numbers than the quantile leaves out."""
     shortfall: float
     """The furthest that a reference token is below the float32 argmax."""
     unit: float
@@ -63,8 +63,7 @@ class NoiseFloor:
             return []
         return [
             f"transformers' padded batch moves gaps by up to {self.batched:.3g}, more than rounding explains. "
-            f"It is "
-            "left out of the noise floor; a candidate that pads may be wrong for this model."
+            "It is left out of the noise floor; a candidate that pads may be wrong for this model."
         ]
 
 
@@ -81,7 +80,11 @@ def measure_noise(
     target: Target, own: Forced, exact: Forced, batch_size: int, done: Callable[[], None]
 ) -> NoiseFloor:
     """Teacher-force all references, in batches of `batch_size`: by the target as it is (`own`), and in float32 or
-    wider (`exact`, the same function if it is)."""
+    wider (`exact`, the same function if it is).
+
+    Raises:
+        ValueError: the target alone gives logits that are no numbers, against which nothing can be judged.
+    """
     gathered = _Gathered()
     rows = list(zip(target.prompts, target.references, strict=True))
     size = max(2, batch_size)
@@ -92,9 +95,17 @@ def measure_noise(
         for row, batched in zip(rows[start : start + size], together, strict=False):
             precise = exact([row])[0]
             alone = precise if exact is own else own([row])[0]
+            _check_numbers(precise, str(precise.dtype).removeprefix("torch."))
+            _check_numbers(alone, target.dtype)
             _gather(gathered, precise, alone, batched, row[1])
             done()
     return _estimate(gathered, target.dtype, target.llm.model.dtype, size)
+
+
+def _check_numbers(logits: Tensor, dtype: str) -> None:  # [tokens, vocabulary]
+    """Minus infinity is a number here: some models bar tokens by it. But two tokens need to be possible."""
+    if bool(logits.isnan().any()) or not bool(logits.topk(2, dim=-1).values.isfinite().all()):
+        raise ValueError(f"the target's own logits in {dtype} are no numbers; audit in another dtype")
 
 
 def _gather(gathered: _Gathered, exact: Tensor, alone: Tensor, batched: Tensor, tokens: list[int]) -> None:
@@ -104,7 +115,8 @@ def _gather(gathered: _Gathered, exact: Tensor, alone: Tensor, batched: Tensor, 
     for logits, errors in ((alone, gathered.alone), (batched, gathered.batched)):
         values = logits.gather(-1, top.indices)
         moved = (values[:, 0] - values[:, 1] - gap).abs()
-        errors.extend(moved.nan_to_num(nan=math.inf).tolist())  # some models give NaN in rows with padding
+        moved[moved.isnan()] = math.inf  # some models give NaN in rows with padding
+        errors.extend(moved.tolist())
     chosen = exact.gather(-1, torch.tensor(tokens, device=exact.device).unsqueeze(-1)).squeeze(-1)
     gathered.shortfall.extend((top.values[:, 0] - chosen).tolist())
     gathered.margins.append(gap.tolist())

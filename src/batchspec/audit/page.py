@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from batchspec.audit.plot import COLOURS, divergences, margins_svg
+from batchspec.audit.compare import KINDS
+from batchspec.audit.plot import COLOURS, divergences, margins_svg, outcomes_of
 from batchspec.audit.tables import interval, shortfall_text
 from batchspec.html import made_with, page, table
 
@@ -40,27 +41,22 @@ def _settings(document: dict[str, Any]) -> str:
 
 
 def _candidates(document: dict[str, Any]) -> str:
-    heads = ["candidate", "batch", "identical", "near-tie", "violation", "error"]
+    heads = ["candidate", "batch", *KINDS]
     heads += ["exact match", "tokens before a difference", "divergences per 1,000 tokens"]
     rows = []
     for run in document["runs"]:
         counts, figures = run["counts"], run["figures"]
-        name = (
-            f'<span class="null">{escape(run["candidate"])}</span>'
-            if run["is_null"]
-            else (f"<code>{escape(run['candidate'])}</code>")
-        )
-        violations = str(counts["violation"])
+        name = escape(run["candidate"])
+        name = f'<span class="null">{name}</span>' if run["is_null"] else f"<code>{name}</code>"
+        cells = {kind: str(counts[kind]) for kind in KINDS}
         if counts["violation"]:
-            violations = f'<span class="violation">{violations}</span>'
-        rows.append(
-            [name, str(run["batch_size"]), str(counts["identical"]), str(counts["near-tie"]), violations,
-             str(counts["error"]), interval(figures["exact"], "%"), interval(figures["shared"]),
-             interval(figures["divergences"])]
-        )  # fmt: skip
+            cells["violation"] = f'<span class="violation">{counts["violation"]}</span>'
+        shown = (interval(figures["exact"], "%"), interval(figures["shared"]), interval(figures["divergences"]))
+        rows.append([name, str(run["batch_size"]), *cells.values(), *shown])
     return (
-        "<h2>Candidates</h2>" + table(heads, rows, 1) + '<p class="small">With 95 % intervals: exact match '
-        "Wilson, tokens bootstrap over the prompts, divergences exact Poisson. Prompts with errors are left out. "
+        f"<h2>Candidates</h2>{table(heads, rows, 1)}"
+        '<p class="small">With 95 % intervals: exact match Wilson, tokens bootstrap over the prompts, '
+        "divergences exact Poisson. Prompts with errors are left out. "
         "The null band does not count for the verdict.</p>"
     )
 
@@ -70,29 +66,21 @@ def _plot(document: dict[str, Any]) -> str:
     if not svg:
         return ""
     return (
-        f'<h2>Margins of all tokens</h2>{svg}<p class="small">Each dot is a token of a reference: how far the '
-        "largest logit is above the second, in float32. Discs are where a candidate chose another token: "
+        f"<h2>Margins of all tokens</h2>{svg}"
+        '<p class="small">Each dot is a token of a reference: '
+        "how far the largest logit is above the second, in float32. "
+        "Discs are where a candidate chose another token: "
         f'<span style="color:{COLOURS["near-tie"]}">near-ties</span> and '
-        f'<span style="color:{COLOURS["violation"]}">violations</span>; rings are the null band\'s. Margins too '
-        f"small "
-        "for the scale lie on its lower edge.</p>"
+        f'<span style="color:{COLOURS["violation"]}">violations</span>; rings are the null band\'s. '
+        "Margins too small for the scale lie on its lower edge.</p>"
     )
 
 
 def _divergences(document: dict[str, Any]) -> str:
-    found = [pair for kind in ("violation", "near-tie") for pair in divergences(document, kind)]
+    found = divergences(document)
     if not found:
         return "<h2>Divergences</h2><p>None.</p>"
-    heads = [
-        "candidate",
-        "class",
-        "the target",
-        "the candidate",
-        "after",
-        "batch",
-        "prompt",
-        "position",
-    ]
+    heads = ["candidate", "class", "the target", "the candidate", "after", "batch", "prompt", "position"]
     rows = []
     for run, outcome in found[:MOST_ROWS]:
         one = outcome["divergence"]
@@ -105,19 +93,17 @@ def _divergences(document: dict[str, Any]) -> str:
         )  # fmt: skip
     more = f"<p>{len(found) - MOST_ROWS} more are in the JSON document.</p>" if len(found) > MOST_ROWS else ""
     return (
-        f"<h2>Divergences ({len(found)})</h2>" + table([*heads, "margin", "shortfall"], rows, 5) + more
-        + '<p class="small">The first difference of each output. Margin: between the two largest logits in '
-          'float32 '
-        "after the shared tokens. Shortfall: how far the lower one of both tokens is below the largest logit; a "
-        "near-tie "
-        "is at most the noise floor.</p>"
-    )  # fmt: skip
+        f"<h2>Divergences ({len(found)})</h2>{table([*heads, 'margin', 'shortfall'], rows, 5)}{more}"
+        '<p class="small">The first difference of each output. '
+        "Margin: between the two largest logits in float32 after the shared tokens. "
+        "Shortfall: how far the lower one of both tokens is below the largest logit; "
+        "that of a near-tie is at most the noise floor.</p>"
+    )
 
 
 def _token(token: int, text: str) -> str:
-    return f"<code>{escape(_one_line(text))}</code>" + (
-        f' <span class="small">{token}</span>' if token >= 0 else ""
-    )
+    number = f' <span class="small">{token}</span>' if token >= 0 else ""
+    return f"<code>{escape(_one_line(text))}</code>{number}"
 
 
 def _one_line(text: str) -> str:
@@ -128,7 +114,7 @@ def _errors(document: dict[str, Any]) -> str:
     rows = [
         [escape(run["candidate"]), f"<code>{escape(outcome['error'])}</code>", str(run["batch_size"]),
          str(outcome["prompt"])]
-        for run, outcome in divergences(document, "error")
+        for run, outcome in outcomes_of(document, "error")
     ]  # fmt: skip
     if not rows:
         return ""
@@ -141,11 +127,7 @@ def _sampling(document: dict[str, Any]) -> str:
     rows = []
     for run in document["sampling"]:
         worst = min(run["tests"], key=lambda test: test["adjusted"], default=None)
-        where = (
-            ""
-            if worst is None
-            else worst["feature"] + (", pooled" if worst["prompt"] is None else f", prompt {worst['prompt']}")
-        )
+        where = "" if worst is None else f"{worst['feature']}, {_pool(worst['prompt'])}"
         verdict = f'<span class="violation">{run["num_failed"]} failed</span>' if run["num_failed"] else "same"
         rows.append(
             [f"<code>{escape(run['candidate'])}</code>", escape(run["against"]), verdict, escape(where),
@@ -154,10 +136,15 @@ def _sampling(document: dict[str, Any]) -> str:
         )  # fmt: skip
     heads = ["candidate", "against", "distribution", "least p-value at", "batch", "samples", "tests", "errors"]
     return (
-        "<h2>Sampling</h2>" + table([*heads, "adjusted p", "level"], rows, 4) + '<p class="small">Two-sample '
-        "permutation tests of the first three tokens and of the length, for each prompt and pooled over all, "
-        "corrected by Holm's method. At or below the level the distributions differ.</p>"
+        f"<h2>Sampling</h2>{table([*heads, 'adjusted p', 'level'], rows, 4)}"
+        '<p class="small">Two-sample permutation tests of the first three tokens and of the length, '
+        "for each prompt and pooled over all, corrected by Holm's method. "
+        "At or below the level the distributions differ.</p>"
     )
+
+
+def _pool(prompt: int | None) -> str:
+    return "pooled" if prompt is None else f"prompt {prompt}"
 
 
 def _noise_floor(document: dict[str, Any]) -> str:
@@ -172,16 +159,15 @@ def _noise_floor(document: dict[str, Any]) -> str:
         ["<b>noise floor</b>", f"<b>{noise['floor']:.3g}</b>"],
         ["tokens whose margin is below it", f"{noise['share_below']:.1%}"],
     ]
+    left_out = "" if noise["is_batch_used"] else "; the batch was left out, see above"
     return (
-        "<h2>How the noise floor was found</h2><p>The references were fed to the target again: alone in "
-        "float32, alone "
-        f"in {escape(noise['dtype'])}, and in padded batches of {noise['batch_size']} without speculation. At "
-        f"each of "
-        f"{noise['num_positions']} positions the gap between the two largest logits was compared with the "
-        f"float32 one. "
-        "The floor is twice the largest of the first three figures, and in float32 and float64 at least 8 "
-        f"rounding units{'' if noise['is_batch_used'] else '; the batch was left out, see above'}.</p>"
-        + table(["", "logits"], rows, 1)
+        "<h2>How the noise floor was found</h2>"
+        "<p>The references were fed to the target again: alone in float32, "
+        f"alone in {escape(noise['dtype'])}, and in padded batches of {noise['batch_size']} without speculation. "
+        f"At each of {noise['num_positions']} positions "
+        "the gap between the two largest logits was compared with the float32 one. "
+        "The floor is twice the largest of the first three figures, "
+        f"and in float32 and float64 at least 8 rounding units{left_out}.</p>{table(['', 'logits'], rows, 1)}"
     )
 
 

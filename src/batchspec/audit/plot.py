@@ -9,7 +9,11 @@ from typing import Any
 WIDTH, HEIGHT = 960, 380
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 
-COLOURS = {"near-tie": "#d98a00", "violation": "#c62828"}
+COLOURS = {"violation": "#c62828", "near-tie": "#d98a00"}
+"""Of the kinds of difference, the worst first."""
+
+Judged = tuple[dict[str, Any], dict[str, Any]]
+"""A run and one of its outcomes."""
 
 MOST_POINTS = 20_000
 """Margins that are drawn; of more, every second, third, ... one is."""
@@ -23,14 +27,14 @@ def margins_svg(document: dict[str, Any]) -> str:
         return ""
     margins = margins[:: -(-len(margins) // MOST_POINTS)]
     across, up, low, high = _scales(margins, floor)
-    marks = [_mark(run, outcome, across, up) for kind in COLOURS for run, outcome in divergences(document, kind)]
+    marks = [_mark(run, outcome, across, up) for run, outcome in reversed(divergences(document))]
     points = "".join(f"M{across(place):.1f} {up(margin):.1f}h0" for place, margin in margins)
     parts = [
         _axes(across, up, low, high, max(place for place, _ in margins)),
         f'<path d="{points}" stroke="#5b7a99" stroke-opacity="0.5" stroke-width="4" stroke-linecap="round"/>',
-        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(floor):.1f}" y2="{up(floor):.1f}" stroke="#333" '
-        f'stroke-dasharray="6 4"/><text fill="#57606a" x="{WIDTH - RIGHT - 4}" y="{up(floor) - 6:.1f}" '
-        f'text-anchor="end">'
+        f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{up(floor):.1f}" y2="{up(floor):.1f}" '
+        'stroke="#333" stroke-dasharray="6 4"/>'
+        f'<text fill="#57606a" x="{WIDTH - RIGHT - 4}" y="{up(floor) - 6:.1f}" text-anchor="end">'
         f"noise floor {floor:.3g}</text>",
         *marks,
     ]
@@ -40,7 +44,12 @@ def margins_svg(document: dict[str, Any]) -> str:
     )
 
 
-def divergences(document: dict[str, Any], kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def divergences(document: dict[str, Any]) -> list[Judged]:
+    """Runs and outcomes that differ, the violations first."""
+    return [pair for kind in COLOURS for pair in outcomes_of(document, kind)]
+
+
+def outcomes_of(document: dict[str, Any], kind: str) -> list[Judged]:
     """Runs and outcomes of one kind, candidates before the null band."""
     runs = sorted(document["runs"], key=lambda run: run["is_null"])
     return [(run, outcome) for run in runs for outcome in run["outcomes"] if outcome["kind"] == kind]
@@ -66,7 +75,7 @@ def _scales(margins: list[tuple[int, float]], floor: float) -> tuple[Any, Any, f
 def _axes(across: Any, up: Any, low: float, high: float, last: int) -> str:
     lines = [
         f'<rect x="{LEFT}" y="{TOP}" width="{WIDTH - LEFT - RIGHT}" height="{HEIGHT - TOP - BOTTOM}" '
-        f'stroke="#ccc"/>'
+        'stroke="#ccc"/>'
     ]
     decades = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
     for power in decades:
@@ -76,13 +85,10 @@ def _axes(across: Any, up: Any, low: float, high: float, last: int) -> str:
     for place in range(0, last + 1, max(1, -(-last // 8))):
         y = HEIGHT - BOTTOM + 16
         lines.append(f'<text fill="#57606a" x="{across(place):.1f}" y="{y}" text-anchor="middle">{place}</text>')
-    lines.append(
-        f'<text fill="#57606a" x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}" text-anchor="middle">position in the '
-        f"output</text>"
-        f'<text fill="#57606a" transform="translate(14 {HEIGHT / 2}) rotate(-90)" text-anchor="middle">top-2 '
-        f"margin "
-        f"(logits)</text>"
-    )
+    below = f'x="{(LEFT + WIDTH) / 2}" y="{HEIGHT - 8}"'
+    beside = f'transform="translate(14 {HEIGHT / 2}) rotate(-90)"'
+    lines.append(f'<text fill="#57606a" {below} text-anchor="middle">position in the output</text>')
+    lines.append(f'<text fill="#57606a" {beside} text-anchor="middle">top-2 margin (logits)</text>')
     return f'<g class="axes">{"".join(lines)}</g>'
 
 
@@ -94,6 +100,5 @@ def _mark(run: dict[str, Any], outcome: dict[str, Any], across: Any, up: Any) ->
     fill = "none" if run["is_null"] else colour
     return (
         f'<circle class="{outcome["kind"]}" cx="{across(found["position"]):.1f}" cy="{up(found["margin"]):.1f}" '
-        f'r="5" '
-        f'stroke="{colour}" stroke-width="1.5" fill="{fill}"><title>{escape(label)}</title></circle>'
+        f'r="5" stroke="{colour}" stroke-width="1.5" fill="{fill}"><title>{escape(label)}</title></circle>'
     )

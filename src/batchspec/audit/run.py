@@ -1,4 +1,4 @@
-"""The audit: references, noise floor, null band, and every candidate at every batch size."""
+"""One candidate at one batch size: its answers are judged, counted, and come to a verdict."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from typing import Any
 from batchspec.audit.answers import Engine, Job
 from batchspec.audit.compare import KINDS, Logits, Outcome, compare
 from batchspec.audit.intervals import bootstrap_mean, poisson, wilson
-from batchspec.audit.local_engines import open_assisted, open_batchspec, open_transformers
-from batchspec.audit.server_engine import open_server
-from batchspec.audit.spec import Spec
 from batchspec.audit.target import Target
-from batchspec.llm import LLM
 
 NULL = "null band: transformers, batched, no speculation"
 """What batching alone does, in every report, for comparison. It does not count for the verdict."""
@@ -77,31 +73,24 @@ def figures(run: Run) -> dict[str, Figure]:
     return result
 
 
-def open_engine(target: LLM, spec: Spec) -> Engine:
-    """The engine of a candidate.
-
-    Raises:
-        ValueError: its settings cannot be used, or its model not be loaded.
-    """
-    openers: dict[str, Callable[[LLM, Spec], Engine]] = {
-        "batchspec": open_batchspec,
-        "transformers": open_transformers,
-        "transformers-assisted": open_assisted,
-        "openai": open_server,
-    }
-    return openers[spec.kind](target, spec)
-
-
 def run_engine(
     run: Run, engine: Engine, target: Target, logits: Logits, floor: float, done: Callable[[], Any]
 ) -> None:
-    """Let an engine answer all prompts, and judge each answer as it comes; `run` holds them, also after Ctrl-C."""
+    """Let an engine answer all prompts, and judge each answer as it comes; `run` holds them, also after Ctrl-C.
+
+    An engine that ends without having answered all has failed on the others.
+    """
     jobs = [Job(prompt, target.max_tokens) for prompt in target.prompts]
     try:
         for prompt, answer in engine(jobs, run.batch_size):
             run.num_from_text += answer.is_text
             run.outcomes.append(compare(target, prompt, answer, logits, floor))
             done()
+        answered = {outcome.prompt for outcome in run.outcomes}
+        for prompt in range(len(jobs)):
+            if prompt not in answered:
+                run.outcomes.append(Outcome(prompt, "error", error="the engine gave no answer"))
+                done()
     finally:
         run.outcomes.sort(key=lambda outcome: outcome.prompt)
 

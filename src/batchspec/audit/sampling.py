@@ -71,6 +71,13 @@ class SamplingRun:
     """Prompts of which there are samples of both sides."""
 
     @property
+    def has_only_pooled_tests(self) -> bool:
+        """So many tests share the level that none of a single prompt can fail: `MOST` shuffles give no p-value
+        that is small enough. (It takes 250 runs for the four pooled tests to get there.)"""
+        num_single = sum(test.prompt is not None for test in self.tests)
+        return 2 * num_single / (MOST + 1) > self.level
+
+    @property
     def failed(self) -> list[SampleTest]:
         return [test for test in self.tests if test.adjusted <= self.level]
 
@@ -118,6 +125,7 @@ def compare_samples(
 def _adjusted(family: list[tuple[str, int | None, float, float]]) -> Iterator[SampleTest]:
     corrected = holm([p for *_, p in family])
     for (feature, prompt, statistic, p), adjusted in zip(family, corrected, strict=True):
+        # Each family has half of the level.
         yield SampleTest(feature, prompt, statistic, p, min(1.0, 2 * adjusted))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -27,16 +27,29 @@ class Samples:
 
     outputs: list[list[list[int]]]
     is_text: bool = False
+    """Some were tokenised from a server's text."""
     num_errors: int = 0
 
 
-def without_speculation(target: Target, spec: Spec) -> tuple[str, Engine]:
-    """Where the samples of the other side come from, in words, and the engine."""
+@dataclass(frozen=True, slots=True)
+class Undrafted:
+    """Where the samples without speculation come from."""
+
+    name: str
+    """In words."""
+    engine: Engine
+    is_target: bool
+    """It is the target itself, whose samples serve all candidates that are held against it."""
+
+
+def without_speculation(target: Target, spec: Spec) -> Undrafted:
+    """What a candidate's samples are held against; it gives token ids, never text."""
     if spec.kind != "batchspec":
-        return "the target alone by transformers", _copies_together(open_transformers(target.llm, spec))
+        engine = _copies_together(open_transformers(target))
+        return Undrafted("the target alone by transformers", engine, is_target=True)
     drafting = SpeculativeConfig.__dataclass_fields__
     plain = {name: value for name, value in spec.options.items() if name not in drafting}
-    return "the same engine without speculation", open_batchspec(target.llm, replace(spec, options=plain))
+    return Undrafted("the same engine without speculation", open_batchspec(target, **plain), is_target=False)
 
 
 def _copies_together(engine: Engine) -> Engine:
@@ -69,18 +82,17 @@ def collect(
         for place, prompt in enumerate(prompts)
     ]
     samples: list[list[list[int]]] = [[] for _ in target.prompts]
-    is_text, num_errors = False, 0
+    is_text = False
     for place, answer in engine(jobs, batch_size):
         if answer.error is None:
             samples[prompts[place]].append(answer.token_ids)
             is_text = is_text or answer.is_text
-        num_errors += answer.error is not None
         done()
-    return Samples(samples, is_text, num_errors)
+    return Samples(samples, is_text, num_errors=len(jobs) - sum(map(len, samples)))
 
 
 def compare_sides(run: SamplingRun, target: Target, with_drafts: Samples, without: Samples) -> None:
-    """Fill in the tests of a run. If one side came as text, the other one is made text, too."""
+    """Fill in the tests of a run. If the candidate gave text, the samples without speculation are made text."""
     others = without.outputs
     if with_drafts.is_text:
         others = [[seen_as_text(target.llm, output, target.ends) for output in side] for side in others]

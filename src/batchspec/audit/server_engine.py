@@ -17,8 +17,7 @@ from functools import partial
 from typing import Any
 
 from batchspec.audit.answers import STOPPED, Answer, Engine, Job, failure
-from batchspec.audit.spec import Spec
-from batchspec.audit.target import retokenised
+from batchspec.audit.target import Target, retokenised
 from batchspec.llm import LLM
 
 TELL_IDS: dict[str, Any] = {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 1}
@@ -38,14 +37,25 @@ MALFORMED = (400, 415, 422)
 Post = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def open_server(target: LLM, spec: Spec) -> Engine:
-    """A server that runs the target, or so we are told; it is not asked before the first prompt."""
-    key = spec.options.get("api_key") or os.environ.get("OPENAI_API_KEY")
+def open_server(
+    target: Target,
+    *,
+    url: str,
+    model: str,
+    api_key: str | None = None,
+    timeout: float = 600.0,
+    prompt: str = "ids",
+) -> Engine:
+    """A server that runs the target, or so we are told; it is not asked before the first prompt.
+
+    `url` goes up to and without `/completions`; `timeout` is in seconds. Prompts are sent as `text`, or as `ids`
+    if the server takes them.
+    """
+    key = api_key or os.environ.get("OPENAI_API_KEY")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
-    post = partial(_post, f"{spec.url}/completions", headers, float(spec.options.get("timeout", 600)))
-    first = 2 if spec.options.get("prompt") == "text" else 0
-    dialects = list(DIALECTS[first:])
-    return partial(_answer_all, partial(_answer, target, spec.options["model"], post, dialects))
+    post = partial(_post, f"{url}/completions", headers, float(timeout))
+    dialects = [dialect for dialect in DIALECTS if prompt in ("ids", dialect[0])]
+    return partial(_answer_all, partial(_answer, target.llm, model, post, dialects))
 
 
 def _answer_all(answer: Callable[[Job], Answer], jobs: list[Job], batch_size: int) -> Iterator[tuple[int, Answer]]:

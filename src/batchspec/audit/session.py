@@ -10,10 +10,10 @@ from batchspec.audit.answers import Engine
 from batchspec.audit.compare import precise_logits
 from batchspec.audit.local_engines import open_transformers
 from batchspec.audit.noise_floor import NoiseFloor, measure_noise
-from batchspec.audit.run import NULL, Run, open_engine, run_engine
+from batchspec.audit.run import NULL, Run, run_engine
 from batchspec.audit.sampling import LEVEL, SamplingRun
-from batchspec.audit.sampling_run import Samples, collect, compare_sides, without_speculation
-from batchspec.audit.spec import Spec, parse_spec
+from batchspec.audit.sampling_run import Samples, Undrafted, collect, compare_sides, without_speculation
+from batchspec.audit.spec import Spec, open_engine
 from batchspec.audit.target import Target, answer_alone
 from batchspec.models.reference import forced_logits, in_float32
 
@@ -27,9 +27,8 @@ class Candidate:
 
     name: str
     engine: Engine
-    against: str = ""
-    """Where samples without speculation come from, in words."""
-    without: Engine | None = None
+    against: Undrafted | None = None
+    """What its samples are held against; None: no sampling audit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,10 @@ class Found:
     noise: NoiseFloor | None = None
     runs: list[Run] = field(default_factory=list)
     sampling: list[SamplingRun] = field(default_factory=list)
+    is_stopped: bool = False
+    """Ctrl-C ended the audit."""
+    crash: str | None = None
+    """The error that ended the audit, in one line."""
 
 
 def open_candidate(target: Target, spec: Spec, is_sampled: bool) -> Candidate:
@@ -58,11 +61,11 @@ def open_candidate(target: Target, spec: Spec, is_sampled: bool) -> Candidate:
         ValueError: its settings cannot be used, or its model not be loaded.
     """
     try:
-        engine = open_engine(target.llm, spec)
-        against, without = without_speculation(target, spec) if is_sampled else ("", None)
+        engine = open_engine(target, spec)
+        against = without_speculation(target, spec) if is_sampled else None
     except ValueError as error:
         raise ValueError(f"--candidate {spec.name!r}: {error}") from error
-    return Candidate(spec.name, engine, against, without)
+    return Candidate(spec.name, engine, against)
 
 
 def audit_all(target: Target, candidates: list[Candidate], plan: Plan, found: Found, start: StartStage) -> None:
@@ -76,8 +79,7 @@ def audit_all(target: Target, candidates: list[Candidate], plan: Plan, found: Fo
     size = min(largest, num_prompts)
     found.noise = measure_noise(target, own, exact, size, start("noise floor", num_prompts))
     logits = precise_logits(exact)
-    plain = open_transformers(target.llm, parse_spec("transformers"))
-    null = [(NULL, plain, max(2, largest), True)] if num_prompts > 1 else []
+    null = [(NULL, open_transformers(target), max(2, largest), True)] if num_prompts > 1 else []
     rows = [(one.name, one.engine, size, False) for one in candidates for size in plan.batch_sizes]
     for name, engine, batch_size, is_null in null + rows:
         run = Run(name, batch_size, is_null=is_null)
@@ -92,17 +94,17 @@ def _sample_all(target: Target, candidates: list[Candidate], plan: Plan, found: 
     level = LEVEL / (len(candidates) * len(plan.batch_sizes))
     others: dict[str, Samples] = {}
     for number, one in enumerate(candidates):
-        if one.without is None:
+        if one.against is None:
             continue
         num_steps = len(target.prompts) * plan.num_samples
         how = (plan.num_samples, plan.temperature)
-        key = one.against if one.against.startswith("the target") else one.name
-        if key not in others:  # what the target says by itself is the same for all servers
-            done = start(f"sampling: {one.against}", num_steps)
-            others[key] = collect(one.without, target, max(plan.batch_sizes), *how, 2 * number, done)
+        key = one.against.name if one.against.is_target else one.name
+        if key not in others:
+            done = start(f"sampling: {one.against.name}", num_steps)
+            others[key] = collect(one.against.engine, target, max(plan.batch_sizes), *how, 2 * number, done)
         for batch_size in plan.batch_sizes:
             done = start(f"sampling: {one.name}, batch {batch_size}", num_steps)
             samples = collect(one.engine, target, batch_size, *how, 2 * number + 1, done)
-            run = SamplingRun(one.name, batch_size, plan.num_samples, one.against, level)
+            run = SamplingRun(one.name, batch_size, plan.num_samples, one.against.name, level)
             compare_sides(run, target, samples, others[key])
             found.sampling.append(run)

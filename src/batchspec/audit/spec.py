@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from batchspec.audit.answers import Engine
+from batchspec.audit.local_engines import open_assisted, open_batchspec, open_transformers
+from batchspec.audit.server_engine import open_server
+from batchspec.audit.target import Target
 from batchspec.settings import LLM_KEYS, read_value
 
-KEYS: dict[str, tuple[str, ...]] = {
-    "batchspec": LLM_KEYS,
-    "transformers": (),
-    "transformers-assisted": ("model", "num_speculative_tokens"),
-    "openai": ("model", "api_key", "timeout", "prompt"),
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A way to run the target."""
+
+    open: Callable[..., Engine]
+    """Takes the target and, by name, the options."""
+    keys: tuple[str, ...] = ()
+    """What it can be told."""
+
+
+KINDS: dict[str, Kind] = {
+    "batchspec": Kind(open_batchspec, LLM_KEYS),
+    "transformers": Kind(open_transformers),
+    "transformers-assisted": Kind(open_assisted, ("model", "num_speculative_tokens")),
+    "openai": Kind(open_server, ("model", "api_key", "timeout", "prompt")),
 }
-"""What each kind of engine can be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +38,7 @@ class Spec:
     text: str
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
-    url: str = ""
-    """Of an OpenAI-compatible server, up to and without `/completions`."""
+    """By the kind's keys; of a server its `url`, too, up to and without `/completions`."""
 
     @property
     def name(self) -> str:
@@ -43,20 +57,20 @@ def parse_spec(text: str) -> Spec:
         ValueError: an unknown kind or key, a missing one, or a part that is no `key=value`.
     """
     kind, _, rest = text.partition(":")
-    if kind not in KEYS:
-        raise ValueError(f"--candidate must begin with one of {', '.join(KEYS)}, got {text!r}")
+    if kind not in KINDS:
+        raise ValueError(f"--candidate must begin with one of {', '.join(KINDS)}, got {text!r}")
+    keys = KINDS[kind].keys
     parts = [part.strip() for part in rest.split(",")] if rest else []
-    url = ""
+    options: dict[str, Any] = {}
     if kind == "openai":
         url = parts.pop(0).rstrip("/").removesuffix("/completions") if parts else ""
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"--candidate {text!r} must name a URL: openai:http://host:port/v1,model=NAME")
-        url = url if url.endswith("/v1") or url.count("/") > 2 else f"{url}/v1"
-    options: dict[str, Any] = {}
+        options["url"] = url if url.endswith("/v1") or url.count("/") > 2 else f"{url}/v1"
     for part in parts:
         key, equals, value = part.partition("=")
-        if not equals or key not in KEYS[kind] or key in options:
-            allowed = ", ".join(KEYS[kind]) or "none"
+        if not equals or key not in keys or key in options:
+            allowed = ", ".join(keys) or "none"
             raise ValueError(f"--candidate {text!r}: {part!r} must be key=value, once each; keys are {allowed}")
         options[key] = value if key in ("model", "api_key") else read_value(value)
     if kind == "openai" and not options.get("model"):
@@ -65,7 +79,16 @@ def parse_spec(text: str) -> Spec:
         raise ValueError(
             f"--candidate {text!r}: prompt must be ids or text, and timeout a number of seconds above 0"
         )
-    return Spec(text, kind, options, url)
+    return Spec(text, kind, options)
+
+
+def open_engine(target: Target, spec: Spec) -> Engine:
+    """The engine of a candidate.
+
+    Raises:
+        ValueError: its settings cannot be used, or its model not be loaded.
+    """
+    return KINDS[spec.kind].open(target, **spec.options)
 
 
 def _is_time(value: object) -> bool:

@@ -8,6 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from batchspec.audit.compare import KINDS
 from batchspec.audit.plot import divergences
 
 MOST_ROWS = 12
@@ -37,7 +38,7 @@ def shortfall_text(divergence: dict[str, Any]) -> str:
 def tables(document: dict[str, Any]) -> list[Table]:
     """Candidates, the worst divergences, and the sampling tests if there are any."""
     shown = [_candidates(document)]
-    if any(divergences(document, kind) for kind in ("violation", "near-tie")):
+    if divergences(document):
         shown.append(_divergences(document))
     if document["sampling"]:
         shown.append(_sampling(document))
@@ -67,7 +68,7 @@ def _candidates(document: dict[str, Any]) -> Table:
         table.add_row(
             "null band" if run["is_null"] else escape(run["candidate"]),
             str(run["batch_size"]),
-            *(str(counts[kind]) for kind in ("identical", "near-tie", "violation", "error")),
+            *(str(counts[kind]) for kind in KINDS),
             interval(figures["exact"], "%"),
             f"{figures['shared']['value'] or 0:.1f}",
             interval(figures["divergences"]),
@@ -77,7 +78,7 @@ def _candidates(document: dict[str, Any]) -> Table:
 
 
 def _divergences(document: dict[str, Any]) -> Table:
-    found = [pair for kind in ("violation", "near-tie") for pair in divergences(document, kind)]
+    found = divergences(document)
     found = [(run, outcome) for run, outcome in found if not run["is_null"]] or found
     more = f"; {len(found) - MOST_ROWS} more are in the report" if len(found) > MOST_ROWS else ""
     table = _table(

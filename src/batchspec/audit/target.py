@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from batchspec.audit.answers import STOPPED
 from batchspec.llm import LLM
+from batchspec.models.prepacking import prepacked_copy
 from batchspec.models.reference import forget_generation_settings, generate_alone
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Target:
     """The target, loaded once for all candidates, and the references."""
 
@@ -24,6 +27,11 @@ class Target:
     def ends(self) -> frozenset[int]:
         """End tokens: one set for all."""
         return self.llm.engine.intake.eos_token_ids
+
+    @cached_property
+    def prepacked_model(self) -> Any:
+        """The model as `LLM` has it when it loads one itself: one copy for all candidates."""
+        return prepacked_copy(self.llm.model)
 
     @property
     def dtype(self) -> str:

@@ -17,7 +17,7 @@ from batchspec.bench.run import Answer
 from batchspec.bench.workload import Workload
 from batchspec.engine import Engine as OurEngine
 from batchspec.llm import LLM
-from batchspec.models.pairing import load_draft_model
+from batchspec.models.pairing import check_can_assist, load_draft_model
 from batchspec.models.prepacking import prepacked_copy, unpacked_copy
 from batchspec.models.reference import forget_generation_settings, generate_assisted, generate_batch
 from batchspec.stats import EngineStats
@@ -72,7 +72,9 @@ def open_method(models: Models, method: Method, batch_size: int, acceptance: flo
     if method.kind == ASSISTED:
         settings = dict(method.options)
         source = settings.pop("model", None)
-        settings["assistant"] = None if source is None else unpacked_copy(models.draft(source))
+        if source is not None:
+            check_can_assist(models.draft(source))
+            settings["assistant"] = unpacked_copy(models.draft(source))
         return partial(_answer_one_by_one, models, settings)
     engine = make_llm(models, method, batch_size).engine
     if acceptance is not None:

@@ -73,12 +73,10 @@ def audit(
     --report audit.html
     """
     sizes = numbers("--batch-sizes", batch_sizes)
-    counts = {"--max-tokens": max_tokens, "--num-prompts": num_prompts or 1, "--samples": samples}
+    counts = {"--max-tokens": max_tokens, "--num-prompts": num_prompts, "--samples": samples}
     for name, value in (counts | {"--max-prompt-tokens": max_prompt_tokens}).items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    if num_prompts == 0:
-        raise ValueError("--num-prompts must be at least 1, got 0")
     if sampling and SamplingParams(temperature=temperature).is_greedy:
         raise ValueError(f"--temperature must be above 0 with --sampling, got {temperature}")
     for option, path in (("--report", report), ("--json", json)):
@@ -114,12 +112,14 @@ def audit(
         "temperature": temperature,
     }
     found = Found()
-    is_stopped = run_with_progress(target, opened, plan, found)
-    raise typer.Exit(show(target, settings, found, is_stopped, report, json))
+    run_with_progress(target, opened, plan, found)
+    raise typer.Exit(show(target, settings, found, report, json))
 
 
-def run_with_progress(target: Target, candidates: list[Candidate], plan: Plan, found: Found) -> bool:
-    """Run the audit with a bar for each stage; True if Ctrl-C ended it."""
+def run_with_progress(target: Target, candidates: list[Candidate], plan: Plan, found: Found) -> None:
+    """Run the audit with a bar for each stage. If Ctrl-C or an error ends it, `found` says so beside what is
+    there."""
+    from batchspec.audit.answers import in_one_line
     from batchspec.audit.session import audit_all
 
     with progress_bar() as progress:
@@ -131,15 +131,15 @@ def run_with_progress(target: Target, candidates: list[Candidate], plan: Plan, f
         try:
             audit_all(target, candidates, plan, found, start)
         except KeyboardInterrupt:
-            return True
-    return False
+            found.is_stopped = True
+        except Exception as error:  # noqa: BLE001 - exit code 1 means violations, and what was found is kept
+            found.crash = in_one_line(error)
 
 
 def show(
     target: Target,
     settings: dict[str, Any],
     found: Found,
-    is_stopped: bool,
     report: Path | None,
     json: Path | None,
 ) -> int:
@@ -148,7 +148,7 @@ def show(
     from batchspec.audit.page import html_page
     from batchspec.audit.tables import tables
 
-    document = make_document(target, settings, found.noise, found.runs, found.sampling, is_stopped)
+    document = make_document(target, settings, found)
     if json is not None:
         write_whole(json, as_json(document))
     if report is not None:

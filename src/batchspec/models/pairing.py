@@ -8,8 +8,10 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from batchspec.models.draft_checkpoint import is_draft_checkpoint, load_draft
+from batchspec.models.features import is_feature_draft
 from batchspec.models.loader import load_model, load_tokenizer, vocabulary_size
 from batchspec.models.prepacking import prepack
+from batchspec.models.short_head import head_ids
 
 MOST_PADDING = 1024
 """Two vocabularies of one tokenizer may differ in size by padding for fast matrix products, not by more."""
@@ -40,6 +42,21 @@ def load_draft_model(
     else:
         check_same_tokenizer(tokenizer.get_vocab(), load_tokenizer(source).get_vocab(), *sizes)
     return draft if is_loaded else prepack(draft)
+
+
+def check_can_assist(draft: PreTrainedModel) -> None:
+    """Can transformers' assisted decoding use this draft model?
+
+    Raises:
+        ValueError: it has a short head or feeds on the target's features, which only batchspec can use.
+    """
+    if is_feature_draft(draft):
+        raise ValueError("draft model of transformers' assisted decoding must not be of kind 'feature'")
+    if (ids := head_ids(draft)) is not None:
+        raise ValueError(
+            "draft model of transformers' assisted decoding must have a whole head, "
+            f"this one's has only {len(ids)} tokens"
+        )
 
 
 def check_same_tokenizer(target: dict[str, int], draft: dict[str, int], target_size: int, draft_size: int) -> None:
