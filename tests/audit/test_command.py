@@ -10,9 +10,10 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from fake_server import choice, fake_server
 
-from batchspec.audit import local_engines
+from batchspec.audit import local_engines, run, session
 from batchspec.audit.compare import Divergence, Outcome
 from batchspec.audit.document import make_document
 from batchspec.audit.page import html_page
@@ -20,6 +21,7 @@ from batchspec.audit.run import Run
 from batchspec.audit.session import Found
 from batchspec.cli.main import main
 from batchspec.documents import as_json
+from batchspec.models.reference import forced_logits
 
 
 def audit(*arguments):
@@ -131,9 +133,45 @@ def test_an_engine_that_breaks_down_is_an_error_for_its_batch_only(common, tmp_p
     page, data = tmp_path / "out.html", tmp_path / "out.json"
     options = ["--batch-sizes", 4, "--json", data, "--report", page]
     assert audit(*common, "--candidate", "transformers", *options) == 0
-    run = json.loads(data.read_text())["runs"][-1]
-    assert run["counts"] == {"identical": 4, "near-tie": 0, "violation": 0, "error": 2}
+    last = json.loads(data.read_text())["runs"][-1]
+    assert last["counts"] == {"identical": 4, "near-tie": 0, "violation": 0, "error": 2}
     assert "RuntimeError: out of &lt;memory&gt;" in page.read_text()
+
+
+def test_an_audit_that_breaks_off_is_exit_code_2_and_keeps_what_is_there(common, tmp_path, monkeypatch, capsys):
+    """Exit code 1 would mean violations."""
+    compare, calls = run.compare, []
+
+    def broken(*arguments):
+        calls.append(arguments)
+        if len(calls) == 9:  # behind the null band's six
+            raise RuntimeError("the <disk> is full.\nand so on")
+        return compare(*arguments)
+
+    monkeypatch.setattr(run, "compare", broken)
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    options = ["--batch-sizes", 1, "--json", data, "--report", page]
+    assert audit(*common, "--candidate", "transformers", *options) == 2
+    found = json.loads(data.read_text())
+    assert (found["exit_code"], found["crash"]) == (2, "RuntimeError: the <disk> is full.")
+    assert len(found["runs"][-1]["outcomes"]) == 2
+    said = "Could not run: the audit broke off with RuntimeError: the <disk> is full. So far: 2 identical"
+    assert found["verdict"].startswith(said)
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert "RuntimeError: the &lt;disk&gt; is full." in page.read_text()
+
+
+def test_a_target_of_no_numbers_is_exit_code_2_with_whole_reports(common, tmp_path, monkeypatch, capsys):
+    def overflown(model, rows):
+        return [torch.full_like(row, float("nan")) for row in forced_logits(model, rows)]
+
+    monkeypatch.setattr(session, "forced_logits", overflown)
+    page, data = tmp_path / "out.html", tmp_path / "out.json"
+    assert audit(*common, "--candidate", "transformers", "--report", page, "--json", data) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "own logits in float64 are no numbers; audit in another dtype" in said
+    assert json.loads(data.read_text())["noise_floor"] is None
+    assert 'class="verdict code2"' in page.read_text()
 
 
 EVIL = "<script>alert(1)</script>&\"'"

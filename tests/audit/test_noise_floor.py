@@ -1,3 +1,4 @@
+import math
 from functools import partial
 
 import pytest
@@ -76,6 +77,49 @@ def test_a_wrong_batch_does_not_raise_the_floor(dtype):
     assert noise.floor <= sound.floor
     assert "left out of the noise floor" in noise.remarks[0]
     assert sound.remarks == []
+
+
+def spoiled(model, value):
+    """Forced logits of which one in each batch is another value."""
+
+    def forced(rows):
+        logits = [row.clone() for row in forced_logits(model, rows)]
+        logits[0][-1, 5] = value
+        return logits
+
+    return forced
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_target_whose_own_logits_are_no_numbers_is_refused(value):
+    target = make_target(torch.float16, prompts=("The sea", "Once"), max_tokens=4)
+    precise = partial(forced_logits, in_float32(target.llm.model))
+    message = "the target's own logits in float16 are no numbers; audit in another dtype"
+    with pytest.raises(ValueError, match=message):
+        measure_noise(target, spoiled(target.llm.model, value), precise, 2, lambda: None)
+    own = partial(forced_logits, target.llm.model)
+    with pytest.raises(ValueError, match="own logits in float32"):
+        measure_noise(target, own, spoiled(in_float32(target.llm.model), value), 2, lambda: None)
+
+
+def test_a_token_that_the_target_bars_is_no_fault():
+    target = make_target(torch.float32, prompts=("The sea", "Once"), max_tokens=4)
+    barred = spoiled(target.llm.model, -math.inf)
+    assert math.isfinite(measure_noise(target, barred, barred, 2, lambda: None).floor)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_batch_of_no_numbers_is_infinitely_noisy(value):
+    target = make_target(torch.float32, prompts=("The sea", "Once"), max_tokens=4)
+
+    def far(rows):
+        logits = forced_logits(target.llm.model, rows)
+        return logits if len(rows) == 1 else [torch.full_like(row, value) for row in logits]
+
+    noise = measure_noise(target, far, far, 2, lambda: None)
+    assert noise.batched == math.inf
+    assert not noise.is_batch_used
+    assert math.isfinite(noise.floor)
 
 
 def test_a_quantile_is_the_largest_of_few():

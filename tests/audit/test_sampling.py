@@ -4,9 +4,10 @@ import pytest
 import torch
 from toy_target import make_target
 
+from batchspec.audit import sampling_run, session
 from batchspec.audit.answers import STOPPED
-from batchspec.audit.document import exit_code
-from batchspec.audit.sampling import compare_samples, features_of, holm, permutation_test
+from batchspec.audit.document import exit_code, make_document
+from batchspec.audit.sampling import SamplingRun, compare_samples, features_of, holm, permutation_test
 from batchspec.audit.session import Found, Plan, audit_all, open_candidate
 from batchspec.audit.spec import parse_spec
 from batchspec.models.noise import noisy_copy
@@ -85,6 +86,34 @@ def test_prompts_without_samples_are_left_out():
     tests = compare_samples(side, side, ENDS, 0.01)
     assert {test.prompt for test in tests} == {None, 0}
     assert compare_samples([[]], [[]], ENDS, 0.01) == []
+
+
+@pytest.mark.parametrize(("level", "can_fail"), [(0.01, True), (1e-4, False)])
+def test_a_report_says_when_no_test_of_a_single_prompt_can_fail(target, level, can_fail):
+    """Two samples that have nothing in common, whose p-values are the least that there are: 4 tests of one prompt
+    in half of the level, at 200,000 shuffles, reach 4e-5, and of three prompts 1.2e-4."""
+    sides = [[[[token] * 3] * 40] * 3 for token in (1, 2)]
+    run = SamplingRun("some engine", 1, 40, "another one", level)
+    run.tests = compare_samples(*sides, ENDS, level)
+    run.num_compared = 3
+    assert any(test.prompt is not None for test in run.failed) == can_fail
+    remarks = make_document(target, {}, Found(sampling=[run]))["remarks"]
+    assert any("no test of a single prompt can fail" in remark for remark in remarks) != can_fail
+
+
+def test_the_targets_own_samples_serve_all_that_are_held_against_it(target, monkeypatch):
+    asked = []
+
+    def counted(engine, *arguments):
+        asked.append(engine)
+        return sampling_run.collect(engine, *arguments)
+
+    monkeypatch.setattr(session, "collect", counted)
+    specs = [parse_spec(text) for text in ("transformers", "transformers-assisted", "batchspec:method=ngram")]
+    candidates = [open_candidate(target, spec, is_sampled=True) for spec in specs]
+    audit_all(target, candidates, Plan([6], 1), Found(), lambda name, total: lambda: None)
+    assert len(asked) == 3 + 2
+    assert [one.against.is_target for one in candidates] == [True, True, False]
 
 
 @pytest.fixture(scope="module")

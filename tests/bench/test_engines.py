@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import torch
+from toy_folders import text_llama
+from toy_text import byte_tokenizer
+
+from batchspec import LLM
+from batchspec.bench.engines import open_method, share_models
+from batchspec.bench.methods import parse_methods
+from batchspec.models.draft_checkpoint import make_draft, save_draft
+
+
+def save(folder: Path, ids=None, kind="layers") -> Path:
+    model = text_llama()
+    save_draft(folder, make_draft(model, [0], ids, kind), model, [0])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "reason"),
+    [
+        (torch.arange(40, 80), "layers", "must have a whole head"),
+        (None, "feature", "must not be of kind 'feature'"),
+    ],
+)
+def test_transformers_is_not_given_drafts_that_only_batchspec_can_use(tmp_path, ids, kind, reason):
+    methods = parse_methods(["draft_model,transformers-assisted"], str(save(tmp_path / "draft", ids, kind)))
+    models = share_models(LLM(text_llama(), tokenizer=byte_tokenizer()), methods)
+    ours, assisted = methods
+    open_method(models, ours, 1)
+    with pytest.raises(ValueError, match=reason):
+        open_method(models, assisted, 1)
+
+
+def test_a_draft_of_layers_with_the_whole_head_may_assist(tmp_path):
+    methods = parse_methods(["transformers-assisted"], str(save(tmp_path / "draft")))
+    models = share_models(LLM(text_llama(), tokenizer=byte_tokenizer()), methods)
+    assert callable(open_method(models, methods[0], 1))
