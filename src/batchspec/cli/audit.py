@@ -66,8 +66,8 @@ def audit(
 
     The reference is the target alone, one prompt at a time, greedy. Each output is identical, a near-tie (two
     logits are so close that rounding decides; how close is measured), a violation, or an error. Run servers with
-    the target's weights in the same --dtype. After Ctrl-C the reports hold what is there. Exit code: 0 no
-    violation, 1 violations, 2 could not run, 130 stopped.
+    the target's weights in the same --dtype. After Ctrl-C or an error the reports hold what is there. Exit
+    code: 0 no violation, 1 violations, 2 could not run or broke off, 130 stopped.
 
     Example: batchspec audit --candidate batchspec:method=ngram --candidate transformers --dataset prompts.jsonl
     --report audit.html
