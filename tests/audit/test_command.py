@@ -161,6 +161,15 @@ def test_an_audit_that_breaks_off_is_exit_code_2_and_keeps_what_is_there(common,
     assert "RuntimeError: the &lt;disk&gt; is full." in page.read_text()
 
 
+def test_a_candidate_that_breaks_down_when_it_is_opened_is_one_line_and_exit_code_2(common, monkeypatch, capsys):
+    def broken(*arguments):
+        raise MemoryError("no room for the copy")
+
+    monkeypatch.setattr(local_engines, "make_llm", broken)
+    assert audit(*common, "--candidate", "batchspec") == 2
+    assert capsys.readouterr().err == "error: --candidate 'batchspec': MemoryError: no room for the copy\n"
+
+
 def test_a_target_of_no_numbers_is_exit_code_2_with_whole_reports(common, tmp_path, monkeypatch, capsys):
     def overflown(model, rows):
         return [torch.full_like(row, float("nan")) for row in forced_logits(model, rows)]

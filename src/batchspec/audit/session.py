@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from batchspec.audit.answers import Engine
+from batchspec.audit.answers import Engine, in_one_line
 from batchspec.audit.compare import precise_logits
 from batchspec.audit.local_engines import open_transformers
 from batchspec.audit.noise_floor import NoiseFloor, measure_noise
@@ -58,13 +58,15 @@ def open_candidate(target: Target, spec: Spec, is_sampled: bool) -> Candidate:
     """The candidate's engine and, for a sampling audit, that of the other side.
 
     Raises:
-        ValueError: its settings cannot be used, or its model not be loaded.
+        ValueError: its settings cannot be used, its model not be loaded, or it broke down on the way.
     """
     try:
         engine = open_engine(target, spec)
         against = without_speculation(target, spec) if is_sampled else None
     except ValueError as error:
         raise ValueError(f"--candidate {spec.name!r}: {error}") from error
+    except Exception as error:  # noqa: BLE001 - exit code 1 would mean violations
+        raise ValueError(f"--candidate {spec.name!r}: {in_one_line(error)}") from error
     return Candidate(spec.name, engine, against)
 
 
