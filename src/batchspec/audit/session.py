@@ -65,7 +65,7 @@ def open_candidate(target: Target, spec: Spec, is_sampled: bool) -> Candidate:
         against = without_speculation(target, spec) if is_sampled else None
     except ValueError as error:
         raise ValueError(f"--candidate {spec.name!r}: {error}") from error
-    except Exception as error:  # noqa: BLE001 - exit code 1 would mean violations
+    except Exception as error:  # left alone it would end with exit code 1, which means violations
         raise ValueError(f"--candidate {spec.name!r}: {in_one_line(error)}") from error
     return Candidate(spec.name, engine, against)
 
