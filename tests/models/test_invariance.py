@@ -15,7 +15,7 @@ from batchspec import LLM, SamplingParams
 from batchspec.layout.shapes import Shapes
 from batchspec.models import attention_trial, products
 from batchspec.models.attention_trial import find_manner
-from batchspec.models.invariance import Limits, attention_kinds, find_shapes, is_kept_by, token_counts
+from batchspec.models.invariance import Limits, attention_kinds, find_shapes, token_counts
 from batchspec.models.products import cancelling
 
 FAMILIES = ("llama", "mistral", "mixtral", "gemma2", "gpt2", "gpt_oss")
@@ -92,10 +92,10 @@ def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypa
     """Half precision rounds the difference away in all but one of 65,000 ordinary sums."""
     linear = F.linear
 
-    def other_way(rows, weight):
+    def other_way(rows, weight, bias=None):
         if rows.shape[0] in (3, 7):
-            return linear(rows.flip(1), weight.flip(1))
-        return linear(rows, weight)
+            return linear(rows.flip(1), weight.flip(1), bias)
+        return linear(rows, weight, bias)
 
     monkeypatch.setattr(products.F, "linear", other_way)
     monkeypatch.setattr(products, "_answers", {})
@@ -140,18 +140,75 @@ def test_a_model_that_mixes_the_tokens_of_a_step_is_refused(monkeypatch):
         return output + output.mean(dim=1, keepdim=True)
 
     mixing.model.layers[0].mlp.register_forward_hook(mix)
-    with pytest.raises(
-        ValueError, match=r"numerics='invariant' cannot be had .* 'llama' in torch.bfloat16 on cpu"
+    with (
+        pytest.warns(UserWarning, match="all are padded"),
+        pytest.raises(ValueError, match=r"numerics='invariant' cannot be had .* 'llama' in torch.bfloat16 on cpu"),
     ):
         find_shapes(mixing, Limits(4, 3, MAX_LENGTH))
 
 
-def test_shapes_that_are_not_kept_to_are_told(monkeypatch):
-    """Attention that is summed over as many slots as there are, in the order of the other rows."""
-    shapes = find_shapes(model("llama", torch.float32), Limits(4, 3, MAX_LENGTH))
-    assert is_kept_by(model("llama", torch.float32), shapes, Limits(4, 3, MAX_LENGTH))
-    ragged = Shapes(tuple(range(1, 33)), 1, 1024)
-    assert not is_kept_by(model("llama", torch.float32), ragged, Limits(4, 3, MAX_LENGTH))
+def hooked(hook):
+    """A model that computes on its own in the middle."""
+    made = make_model("llama").to(torch.float32)
+    made.model.layers[0].mlp.register_forward_hook(hook)
+    return made
+
+
+def test_sizes_at_which_an_activation_rounds_otherwise_are_dropped():
+    """As with three threads and more, whose parts of a tensor end in the middle of a token."""
+
+    def round_otherwise(module, arguments, output):
+        return output if output.shape[1] != 7 else torch.cat([output[:, :5], output[:, 5:] * (1 + 2**-20)], dim=1)
+
+    before = find_shapes(model("llama", torch.float32), Limits(4, 3, MAX_LENGTH)).token_counts
+    after = find_shapes(hooked(round_otherwise), Limits(4, 3, MAX_LENGTH)).token_counts
+    assert set(before) - set(after) == {7} & set(before)
+    assert max(after) >= 12
+
+
+def test_a_model_of_one_size_only_says_what_that_means():
+    def depend_on_the_size(module, arguments, output):
+        return output * (1 + output.shape[1] * 2**-20)
+
+    with pytest.warns(
+        UserWarning, match="all are padded to 12 tokens, and only engines with the same max_num_seqs"
+    ):
+        shapes = find_shapes(hooked(depend_on_the_size), Limits(4, 3, MAX_LENGTH))
+    assert shapes.token_counts == (12,)
+
+
+def test_a_product_is_tried_at_every_place_and_with_conv1d_s_layout():
+    def reversed_at(places):
+        def way(weights, bias):
+            def multiply(rows):
+                result = rows @ weights.t()
+                result[places] = (rows.flip(1) @ weights.t().flip(0))[places]
+                return result
+
+            return multiply
+
+        return way
+
+    like = torch.empty(0, dtype=torch.bfloat16)
+    uneven = products.sizes_like_anchor(reversed_at(slice(40, 88)), (48, 64), False, like, 128)
+    assert max(uneven) <= 48  # larger steps have places whose sums go another way
+
+    def turned_around(weights, bias):
+        right = products.as_conv1d(weights, bias), products.as_conv1d(weights.flip(1), bias)
+        return lambda rows: right[0](rows) if len(rows) != 9 else right[1](rows.flip(1))
+
+    found = products.sizes_like_anchor(turned_around, (48, 64), True, like, 128)
+    assert 9 not in found
+    assert 10 in found
+
+
+def test_experts_that_are_computed_in_a_loop_are_refused():
+    looped = make_model("mixtral").float()
+    for module in looped.modules():
+        if hasattr(module, "_is_expert_parallel"):
+            del module._is_expert_parallel
+    with pytest.raises(ValueError, match="'mixtral': its experts are computed in shapes that"):
+        find_shapes(looped, Limits(2, 2, MAX_LENGTH))
 
 
 def test_engines_of_all_sizes_share_one_class_of_shapes():

@@ -12,7 +12,7 @@ from toy_models import make_model
 from transformers import AutoModelForCausalLM
 
 from batchspec import LLM, SamplingParams
-from batchspec.models.invariance import token_counts
+from batchspec.models import prepacking, products
 from batchspec.models.prepacking import (
     PrepackedLinear,
     can_prepack,
@@ -126,5 +126,39 @@ def test_invariance_holds_on_prepacked_models(tmp_path, dtype):
     assert answers[0] == answers[1]
 
 
-def test_the_probe_measures_prepacked_layers_as_they_are():
-    assert len(token_counts(prepacked_copy(text_llama().float()), 64)) > 0
+def test_layers_whose_prepacked_products_are_less_even_stay_as_they_are(monkeypatch):
+    """Else fewer sizes of steps would be left, or none."""
+    right = prepacking.sizes_like_anchor
+
+    def uneven(way, *arguments):
+        return right(way, *arguments) - ({7} if way is prepacking.as_prepacked else set())
+
+    model = make_model("gpt2").float()
+    can_be_seven = {
+        name for name, layer in model.named_modules() if is_packable(layer) and 7 in plain_sizes(layer)
+    }
+    monkeypatch.setattr(prepacking, "sizes_like_anchor", uneven)
+    packed = {name for name, layer in prepack(model).named_modules() if isinstance(layer, PrepackedLinear)}
+    assert can_be_seven
+    assert not packed & can_be_seven
+
+
+def plain_sizes(layer):
+    way = products.as_linear if isinstance(layer, nn.Linear) else products.as_conv1d
+    return products.sizes_like_anchor(way, *prepacking.description(layer), 128)
+
+
+def test_prepacked_layers_go_through_files_as_they_were(tmp_path):
+    layer = PrepackedLinear(torch.randn(8, 16), torch.randn(8))
+    torch.save(layer, tmp_path / "layer.pt")
+    again = torch.load(tmp_path / "layer.pt", weights_only=False)
+    inputs = torch.randn(3, 16)
+    assert torch.equal(again(inputs), layer(inputs))
+    assert not again.training
+    assert not layer.training
+
+
+def test_tying_weights_anew_is_refused_in_words():
+    packed = prepacked_copy(text_llama().float())
+    with pytest.raises(RuntimeError, match="cannot be changed; load the model with prepack=False"):
+        packed.lm_head.weight = packed.get_input_embeddings().weight

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from batchspec.layout.shapes import SLOT_BLOCK
 from batchspec.models.explicit_attention import scores, weigh, weigh_in_blocks, weighted_sum, with_queries
-from batchspec.models.products import cancelling, noise, remembered
+from batchspec.models.products import cancelling, circumstances, random_like, remembered
 
 QUERIES = (1, 2, 4, 8, 16)
 """Numbers of queries of a row and kv head that are tried, from the cheapest on."""
@@ -25,12 +25,12 @@ QUERIES = (1, 2, 4, 8, 16)
 SUM_SLOTS = (1024, 512, 256, 128)
 """Numbers of slots to sum over at once that are tried, from the cheapest on."""
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 16, 17)
+WIDTHS = (*range(1, 13), 16, 17, 32)
 """Cache widths, in blocks of slots."""
 
-POSITIONS = (5, 129, 301, 699, 1401)
+POSITIONS = (5, 129, 301, 699, 1400)
 
-GRIDS = ((1, 1), (1, 2), (4, 1), (4, 5))
+GRIDS = ((1, 1), (1, 2), (4, 5), (2, 17))
 """Numbers of rows, and of queries of each."""
 
 
@@ -61,7 +61,8 @@ class Manner:
 def find_manner(kinds: frozenset[AttentionKind]) -> Manner | None:
     """The cheapest manner in which a query's result is its own, in layers of all these kinds; None if there is
     none."""
-    key = (kinds, torch.get_num_threads())
+    likes = (torch.empty(0, dtype=kind.dtype, device=kind.device) for kind in kinds)
+    key = (kinds, *(circumstances(like) for like in likes))
     return remembered(key, lambda: _find_manner([AttentionTrial(kind) for kind in kinds]))
 
 
@@ -85,12 +86,16 @@ class AttentionTrial:
     def __init__(self, kind: AttentionKind) -> None:
         self.kind = kind
         like = torch.empty(0, dtype=kind.dtype, device=kind.device)
-        (rows, columns), heads, slots = GRIDS[-1], kind.num_kv_heads, WIDTHS[-1] * SLOT_BLOCK
+        (rows, columns), heads, slots = (
+            map(max, zip(*GRIDS, strict=True)),
+            kind.num_kv_heads,
+            WIDTHS[-1] * SLOT_BLOCK,
+        )
         grid = (rows, heads, kind.num_groups, columns)
         self.queries, self.keys = cancelling((*grid, kind.head_size), (rows, heads, slots, kind.head_size), like)
-        self.scores = noise((*grid, slots), like)
-        self.weights = noise((*grid, slots), like).abs()
-        self.values = noise((rows, heads, slots, kind.value_size), like)
+        self.scores = random_like((*grid, slots), like)
+        self.weights = random_like((*grid, slots), like).abs()
+        self.values = random_like((rows, heads, slots, kind.value_size), like)
 
     def are_scores_alike(self, min_queries: int) -> bool:
         scores_of = partial(self._scores, min_queries)

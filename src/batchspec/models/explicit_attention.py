@@ -30,15 +30,15 @@ def attend(
 
 def attend_invariantly(
     query: Tensor,  # [rows, kv heads, queries, D]
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor,  # [rows, 1, queries, slots], slots a multiple of SLOT_BLOCK
+    key: Tensor,  # [rows, kv heads, slots, D], slots a multiple of SLOT_BLOCK
+    value: Tensor,  # [rows, kv heads, slots, value size]
+    mask: Tensor,  # [rows, 1, padded queries, slots], additive
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,  # [1, kv heads, queries, 1]
     shapes: Shapes,
-) -> Tensor:
-    """The same, whatever else is in the step. `mask` has the padded number of queries."""
+) -> Tensor:  # [rows, kv heads, queries, value size]
+    """The same, whatever else is in the step."""
     padded = with_queries(query, shapes.min_queries)
     sinks = None if sinks is None else with_queries(sinks, shapes.min_queries)
     weigh_slots = weigh_in_blocks if shapes.weighs_in_blocks else weigh
@@ -54,23 +54,24 @@ def scores(query: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: fl
     return products.add_(mask)
 
 
-def weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:  # [rows, kv heads, queries, slots] twice
+def weigh(scored: Tensor, sinks: Tensor | None) -> Tensor:  # [rows, kv heads, queries, slots] twice
     """Softmax over the slots, in float32 at least."""
     if sinks is None:
-        return torch.softmax(scores, dim=-1, dtype=_precise(scores))
-    sink = sinks.to(scores).expand(scores.shape[0], -1, -1, -1)
-    return torch.softmax(torch.cat([sink, scores], dim=-1), dim=-1, dtype=_precise(scores))[..., 1:]
+        return torch.softmax(scored, dim=-1, dtype=_precise(scored))
+    sink = sinks.to(scored).expand(scored.shape[0], -1, -1, -1)
+    weights = torch.softmax(torch.cat([sink, scored], dim=-1), dim=-1, dtype=_precise(scored))
+    return weights[..., 1:].contiguous()  # as without sinks, so that the next product is the same one
 
 
-def weigh_in_blocks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+def weigh_in_blocks(scored: Tensor, sinks: Tensor | None) -> Tensor:
     """The same; the exponentials are summed over each block of slots, and then block after block."""
-    scores = scores.to(_precise(scores))
-    largest = scores.amax(dim=-1, keepdim=True)
+    scored = scored.to(_precise(scored))
+    largest = scored.amax(dim=-1, keepdim=True)
     if sinks is not None:
-        largest = torch.maximum(largest, sinks.to(scores))
-    exponentials = (scores - largest).exp_()
+        largest = torch.maximum(largest, sinks.to(scored))
+    exponentials = (scored - largest).exp_()
     sums = exponentials.unflatten(-1, (-1, SLOT_BLOCK)).sum(dim=-1)
-    total = torch.zeros_like(largest) if sinks is None else (sinks.to(scores) - largest).exp_()
+    total = torch.zeros_like(largest) if sinks is None else (sinks.to(scored) - largest).exp_()
     for block in sums.split(1, dim=-1):
         total = total + block
     return exponentials.div_(total)

@@ -6,17 +6,20 @@ Three questions, asked of this model on this device in this dtype:
    for each weight shape with random inputs, as libraries choose their code by shape (`token_counts`).
 2. How must attention be computed for a query's result not to depend on the draft length, the other rows and the
    width of the cache? Measured for the kinds of attention layers that it has (`attention_trial.py`).
-3. Does the whole model, norms, positions and experts included, keep to it? Tokens are computed in the smallest and
-   in the largest steps, over short and long rows, and their logits compared bit by bit (`is_kept_by`).
+3. Does the whole model, norms, activations, positions and experts included, keep to it? Tokens are computed one by
+   one and alone, and in steps of all those sizes, over short and long rows, and their logits compared bit by bit.
 
-Answers are remembered for the life of the process, by device, dtype and shape.
+Answers are remembered: those to 1 and 2 by device, dtype and shape, those to 3 for each model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import warnings
+from bisect import bisect_left
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from itertools import product
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,25 +30,29 @@ from batchspec.layout.packed import pack
 from batchspec.layout.shapes import SLOT_BLOCK, Shapes
 from batchspec.models.attention import observed_attention
 from batchspec.models.attention_trial import AttentionKind, find_manner
-from batchspec.models.prepacking import PrepackedLinear, as_prepacked, weight_of
+from batchspec.models.prepacking import PrepackedLinear, as_prepacked, description
 from batchspec.models.products import (
     ANCHOR,
     Way,
     as_conv1d,
     as_linear,
-    noise,
-    remembered,
+    circumstances,
+    random_like,
     sizes_like_anchor,
     sizes_to_try,
-    where,
 )
 from batchspec.models.runner import PackedRunner
 
 LONG = (700, 1400)
 """Lengths of a row, and of one beside it, over which the whole model is tried."""
 
+EXPERTS_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+"""What configs call their number of experts."""
+
 WAYS: dict[type[nn.Module], Way] = {nn.Linear: as_linear, Conv1D: as_conv1d, PrepackedLinear: as_prepacked}
-"""How each kind of linear layer multiplies."""
+"""How each kind of linear layer multiplies; others, such as routers, as `nn.Linear` does."""
+
+_found: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Shapes]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +78,21 @@ def find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
         ValueError: there are none on this device.
     """
     layers = frozenset(type(module) for module in model.modules())
-    key = (*where(_line(model, []).to(model.dtype)), type(model), layers, model.config.to_json_string(), limits)
-    return remembered(key, lambda: _find_shapes(model, limits))
+    key = (limits, layers, *circumstances(torch.empty(0, dtype=model.dtype, device=model.device)))
+    found = _found.setdefault(model, {})
+    if key not in found:
+        found[key] = _find_shapes(model, limits)
+    return found[key]
 
 
 def _find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
+    _refuse_looped_experts(model)
     for shapes in _candidates(model, limits):
-        if is_kept_by(model, shapes, limits):
+        trial = _Trial(model, shapes, limits)
+        counts = tuple(count for count in shapes.token_counts if trial.is_alike_in_all_rows(count))
+        shapes = replace(shapes, token_counts=counts)
+        is_enough = bool(counts) and counts[-1] >= limits.num_tokens
+        if is_enough and trial.is_alike_beside_others(shapes) and _is_alike_over_long_rows(model, shapes, limits):
             return shapes
     raise ValueError(
         f"numerics='invariant' cannot be had for model type {model.config.model_type!r} in {model.dtype} on "
@@ -85,13 +100,31 @@ def _find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
     )
 
 
+def _refuse_looped_experts(model: PreTrainedModel) -> None:
+    """Experts that transformers cannot compute token by token come in shapes that depend on the whole step."""
+    config = model.config.get_text_config(decoder=True)
+    has_experts = any((getattr(config, name, None) or 0) > 1 for name in EXPERTS_FIELDS)
+    if has_experts and not any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
+        raise ValueError(
+            f"numerics='invariant' cannot be had for model type {model.config.model_type!r}: its experts are "
+            "computed in shapes that depend on all requests in a step; use numerics='fast'"
+        )
+
+
 def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
-    """From the cheapest to the dearest: steps of many sizes, or all of one."""
+    """Steps of many sizes, or, if that cannot be, all of one."""
     counts = token_counts(model, limits.num_tokens)
     kinds = attention_kinds(model)
     manner = find_manner(kinds)
-    if counts[-1] >= limits.num_tokens and manner is not None:
-        yield Shapes(counts, manner.min_queries, manner.sum_slots, manner.weighs_in_blocks)
+    if counts and counts[-1] >= limits.num_tokens and manner is not None:
+        needed = counts[: bisect_left(counts, limits.num_tokens) + 1]
+        yield Shapes(needed, manner.min_queries, manner.sum_slots, manner.weighs_in_blocks)
+    warnings.warn(
+        f"in {model.dtype} on {model.device}, {model.config.model_type!r} gives other bits in steps of other "
+        f"sizes: all are padded to {limits.num_tokens} tokens, and only engines with the same max_num_seqs and "
+        "num_speculative_tokens (none is 0) give the same tokens",
+        stacklevel=2,
+    )
     groups = max((kind.num_groups for kind in kinds), default=1)
     yield Shapes((limits.num_tokens,), groups * limits.num_columns, SLOT_BLOCK, weighs_in_blocks=True)
 
@@ -101,9 +134,10 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
     largest = max(largest, ANCHOR)
     common = frozenset(sizes_to_try(largest))
     for layer in model.modules():
-        for kind, way in WAYS.items():
-            if isinstance(layer, kind):
-                common &= sizes_like_anchor(way, *weight_of(layer), largest)
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(layer, nn.Embedding):
+            way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), as_linear)
+            common &= sizes_like_anchor(way, *description(layer), largest)
     return tuple(sorted(common))
 
 
@@ -114,47 +148,71 @@ def attention_kinds(model: PreTrainedModel) -> frozenset[AttentionKind]:
     return frozenset(kinds)
 
 
-def is_kept_by(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
-    """Does the whole model give a row's tokens the same logits one by one and alone, and as a draft among other
-    rows, few and many, with few tokens and many?"""
-    prompt = _tokens(model, min(5, limits.max_length - 1))
-    block = _tokens(model, min(limits.num_columns, limits.max_length - len(prompt)))[::-1]
-    alone = PackedRunner(model, 1, limits.max_length, shapes)
-    alone.prefill(0, prompt)
-    steps = [pack([len(prompt) + place], [1], model.device) for place in range(len(block))]
-    wanted = torch.cat(
-        [alone.forward(step, _line(model, [token])) for step, token in zip(steps, block, strict=True)]
-    )
-    for num_rows in sorted({1, min(2, limits.num_rows), limits.num_rows}):
-        runner = PackedRunner(model, num_rows, limits.max_length, shapes)
-        for row, num_others in product({0, num_rows - 1}, {1, limits.num_columns}):
-            runner.prefill(row, prompt)
-            lines = [_tokens(model, num_others)] * num_rows
-            lines[row] = block
-            lengths = [len(prompt) if place == row else 0 for place in range(num_rows)]
-            step = pack(lengths, [len(line) for line in lines], model.device)
-            got = runner.forward(step, _line(model, [token for line in lines for token in line]))
-            if not torch.equal(got[step.cache_rows == row], wanted):
-                return False
-    return _is_kept_over_long_rows(model, shapes, limits)
+class _Trial:
+    """The whole model, norms, activations, positions and experts included, over a prompt and a block behind it."""
+
+    def __init__(self, model: PreTrainedModel, shapes: Shapes, limits: Limits) -> None:
+        """`shapes` say how attention is computed; if they are of one size, all is held against that."""
+        self.model, self.shapes, self.limits = model, shapes, limits
+        self.prompt = _tokens(model, min(5, limits.max_length - 1))
+        self.block = _tokens(model, min(limits.num_columns, limits.max_length - len(self.prompt)))[::-1]
+        alone = self._runner(1, shapes if len(shapes.token_counts) == 1 else self._of_size(ANCHOR))
+        alone.prefill(0, self.prompt)
+        steps = [pack([len(self.prompt) + place], [1], model.device) for place in range(len(self.block))]
+        lines = [_line(model, [token]) for token in self.block]
+        self.wanted = torch.cat([alone.forward(step, line) for step, line in zip(steps, lines, strict=True)])
+        """`[block, vocabulary]`: logits of the block's tokens, one by one and alone."""
+        self._full = self._runner(limits.num_rows, shapes)
+        self._full.prefill(0, self.prompt)
+        for row in range(1, limits.num_rows):
+            self._full.copy_row(0, row, len(self.prompt))
+
+    def is_alike_in_all_rows(self, count: int) -> bool:
+        """Do steps of so many tokens, as far as rows have any, give the same logits? All rows hold the prompt and
+        go on with the block, so each place in the step is a witness."""
+        num_rows = self.limits.num_rows
+        num_new = [min(len(self.block), count // num_rows + (row < count % num_rows)) for row in range(num_rows)]
+        step = pack([len(self.prompt)] * num_rows, num_new, self.model.device)
+        columns = [column for new in num_new for column in range(new)]
+        line = _line(self.model, [self.block[column] for column in columns])
+        self._full.shapes = self._of_size(count)
+        return torch.equal(self._full.forward(step, line), self.wanted[_line(self.model, columns)])
+
+    def is_alike_beside_others(self, shapes: Shapes) -> bool:
+        """Does a row give the same among others, few and many, that start from nothing?"""
+        for num_rows in sorted({1, min(2, self.limits.num_rows), self.limits.num_rows}):
+            runner = self._runner(num_rows, shapes)
+            for row, num_others in product({0, num_rows - 1}, {1, self.limits.num_columns}):
+                runner.prefill(row, self.prompt)
+                lines = [_tokens(self.model, num_others)] * num_rows
+                lines[row] = self.block
+                lengths = [len(self.prompt) if place == row else 0 for place in range(num_rows)]
+                step = pack(lengths, [len(line) for line in lines], self.model.device)
+                got = runner.forward(step, _line(self.model, [token for line in lines for token in line]))
+                if not torch.equal(got[step.cache_rows == row], self.wanted):
+                    return False
+        return True
+
+    def _of_size(self, count: int) -> Shapes:
+        return replace(self.shapes, token_counts=(count,))
+
+    def _runner(self, num_rows: int, shapes: Shapes) -> PackedRunner:
+        return PackedRunner(self.model, num_rows, self.limits.max_length, shapes)
 
 
-def _is_kept_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
-    """The same for a token behind many others, alone and beside a longer row. What is cached is noise."""
+def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
+    """Does a token behind many others give the same alone and beside a longer row? What is cached is noise."""
     length, beside = LONG
     if limits.max_length <= beside or limits.num_rows == 1:
         return True
-    alone = PackedRunner(model, 1, limits.max_length, shapes)
-    together = PackedRunner(model, 2, limits.max_length, shapes)
     results = []
-    for runner, lengths in ((alone, [length]), (together, [beside, length])):
-        step, line = (
-            pack(lengths, [1] * len(lengths), model.device),
-            _line(model, _tokens(model, 2)[-len(lengths) :]),
-        )
+    for lengths in ([length], [beside, length]):
+        runner = PackedRunner(model, len(lengths), limits.max_length, shapes)
+        line = _line(model, _tokens(model, 2)[-len(lengths) :])
+        step = pack(lengths, [1] * len(lengths), model.device)
         runner.forward(step, line)  # which makes room
-        for layer in (*runner.cache.keys.values(), *runner.cache.values.values()):
-            layer[-1, :, :length] = noise((layer.shape[1], length, layer.shape[3]), layer)
+        for seed, layer in enumerate((*runner.cache.keys.values(), *runner.cache.values.values())):
+            layer[-1, :, :length] = random_like((layer.shape[1], length, layer.shape[3]), layer, seed)
         results.append(runner.forward(step, line)[-1])
     return torch.equal(*results)
 

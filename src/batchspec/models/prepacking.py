@@ -23,6 +23,9 @@ NUM_TOKENS = 32
 """Tokens in a step that the order is chosen for. It serves other numbers as well."""
 
 
+INSTEAD = "load the model with prepack=False, or by yourself"
+
+
 class PrepackedLinear(nn.Module):
     """A linear layer without gradients, whose weight is kept in the order of the CPU's kernels."""
 
@@ -31,13 +34,14 @@ class PrepackedLinear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:  # [outputs, inputs], [outputs]
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), NUM_TOKENS)
+        self._packed = _reordered(weight.detach().contiguous())
         self.register_buffer("bias", None if bias is None else bias.detach())
+        self.eval()
 
     @property
     def weight(self) -> Tensor:  # [outputs, inputs]
         """A copy in the usual order; what is written to it has no effect."""
-        return cast(Tensor, self._packed.to_dense())
+        return self._packed.to_dense()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,20 +50,29 @@ class PrepackedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:  # [..., inputs]; [..., outputs]
         return cast(Tensor, torch.ops.mkldnn._linear_pointwise(inputs, self._packed, self.bias, "none", [], ""))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PrepackedLinear:
-        return PrepackedLinear(self.weight, deepcopy(self.bias, memo))
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            raise RuntimeError(f"a prepacked weight cannot be changed; {INSTEAD}")
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:  # for copies and files, which know nothing of the CPU's order
+        return {**self.__dict__, "_packed": self.weight}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._packed = _reordered(self._packed)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "weight"] = self.weight
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
-        raise RuntimeError(f"{prefix}weight is prepacked and cannot be changed; load with prepack=False for that")
+        raise RuntimeError(f"{prefix}weight is prepacked and cannot be changed; {INSTEAD}")
 
     def _apply(self, function: Any, recurse: bool = True) -> PrepackedLinear:
         changed = function(self.weight)
         if (changed.dtype, changed.device) != (self._packed.dtype, self._packed.device):
-            raise RuntimeError("a prepacked model keeps its dtype and device; load with prepack=False to move it")
+            raise RuntimeError(f"a prepacked model keeps its dtype and device; {INSTEAD}")
         super()._apply(function, recurse)
         return self
 
@@ -67,14 +80,19 @@ class PrepackedLinear(nn.Module):
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def _reordered(weight: Tensor) -> Tensor:  # [outputs, inputs]
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, NUM_TOKENS))
+
+
 def prepack(model: Model) -> Model:
     """Reorder the weights of the model's linear layers, in place, if this CPU and dtype allow it; gives the model.
 
-    It keeps working, saving and copying as before, but no longer trains, moves or takes other weights. Layers stay
-    as they are if prepacked products would give a token other bits in more steps than plain ones do.
+    It computes, saves and copies as before (a head that was tied to the embedding is saved by itself), but does
+    not train, move or take other weights. Layers stay as they are if prepacked products would give a token other
+    bits in more steps than plain ones do.
     """
     # By name, so that each weight is let go as soon as it is reordered.
-    for name in [name for name, layer in model.named_modules() if is_packable(layer)]:
+    for name in [name for name, layer in model.named_modules(remove_duplicate=False) if is_packable(layer)]:
         layer: Any = model.get_submodule(name)
         if _is_as_even(layer):
             weight = layer.weight.t() if isinstance(layer, Conv1D) else layer.weight
@@ -83,22 +101,27 @@ def prepack(model: Model) -> Model:
 
 
 def _is_as_even(layer: nn.Linear | Conv1D) -> bool:
-    shape, like = weight_of(layer)
-    uneven = frozenset(sizes_to_try(LEAST_TRIED)) - sizes_like_anchor(as_prepacked, shape, like, LEAST_TRIED)
+    shape, has_bias, like = description(layer)
+    uneven = frozenset(sizes_to_try(LEAST_TRIED)) - sizes_like_anchor(
+        as_prepacked, shape, has_bias, like, LEAST_TRIED
+    )
+    if uneven <= {1}:  # one token alone is often computed by other code, and can be avoided
+        return True
     way = as_conv1d if isinstance(layer, Conv1D) else as_linear
-    # One token alone is often computed by other code, and can be avoided.
-    return uneven <= {1} or not uneven & sizes_like_anchor(way, shape, like, LEAST_TRIED)
+    return not (uneven - {1}) & sizes_like_anchor(way, shape, has_bias, like, LEAST_TRIED)
 
 
-def as_prepacked(weights: Tensor) -> PrepackedLinear:  # [outputs, inputs]
+def as_prepacked(weights: Tensor, bias: Tensor | None) -> PrepackedLinear:
     """The way of a prepacked layer."""
-    return PrepackedLinear(weights, None)
+    return PrepackedLinear(weights, bias)
 
 
-def weight_of(layer: Any) -> tuple[tuple[int, int], Tensor]:
-    """The shape of a linear layer's weight as `[outputs, inputs]`, and a tensor of its dtype and device."""
+def description(layer: Any) -> tuple[tuple[int, int], bool, Tensor]:
+    """Of a linear layer: the shape of its weight as `[outputs, inputs]`, whether it has a bias, and a tensor of
+    its dtype and device."""
     weight = layer.weight
-    return tuple(reversed(weight.shape)) if isinstance(layer, Conv1D) else tuple(weight.shape), weight
+    shape = tuple(reversed(weight.shape)) if isinstance(layer, Conv1D) else tuple(weight.shape)
+    return shape, getattr(layer, "bias", None) is not None, weight
 
 
 def prepacked_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -26,8 +26,8 @@ _answers: dict[Hashable, Any] = {}
 Product = Callable[[Tensor], Tensor]
 """From rows `[N, inputs]` to `[N, outputs]`."""
 
-Way = Callable[[Tensor], Product]
-"""A way to multiply by weights `[outputs, inputs]`."""
+Way = Callable[[Tensor, Tensor | None], Product]
+"""A way to multiply by weights `[outputs, inputs]` and add a bias `[outputs]`, if there is one."""
 
 
 def sizes_to_try(largest: int) -> list[int]:
@@ -37,43 +37,47 @@ def sizes_to_try(largest: int) -> list[int]:
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32]
     """
     sizes = list(range(1, 17))
-    while sizes[-1] < largest:
+    while sizes[-1] < largest:  # multiples of ANCHOR from 128 on
         sizes.append(sizes[-1] + (1 << (sizes[-1].bit_length() - 3)))
     return sizes
 
 
 @torch.inference_mode()
-def sizes_like_anchor(way: Way, shape: tuple[int, int], like: Tensor, largest: int) -> frozenset[int]:
-    """The numbers of tokens whose results equal those of ANCHOR, row by row, in any order of the rows.
+def sizes_like_anchor(
+    way: Way, shape: tuple[int, int], has_bias: bool, like: Tensor, largest: int
+) -> frozenset[int]:
+    """The numbers of tokens at which each gets the bits that it gets in a step of ANCHOR, wherever it stands.
 
     `shape` is that of the weights, `[outputs, inputs]`; `like` has their dtype and device.
     """
     sizes = sizes_to_try(max(largest, LEAST_TRIED))
-    key = (way, shape, sizes[-1], *where(like))
-    return remembered(key, lambda: _sizes_like_anchor(way, shape, like, sizes))
+    key = (way, shape, has_bias, sizes[-1], *circumstances(like))
+    return remembered(key, lambda: _sizes_like_anchor(way, shape, has_bias, like, sizes))
 
 
-def _sizes_like_anchor(way: Way, shape: tuple[int, int], like: Tensor, sizes: list[int]) -> frozenset[int]:
+def _sizes_like_anchor(
+    way: Way, shape: tuple[int, int], has_bias: bool, like: Tensor, sizes: list[int]
+) -> frozenset[int]:
     inputs, weights = cancelling((sizes[-1], shape[1]), shape, like)
-    multiply = way(weights)
-    anchors = multiply(inputs[:ANCHOR])
-    alike = set()
-    for size in sizes:
-        result, other_way = multiply(inputs[:size]), multiply(inputs[:size].flip(0)).flip(0)
-        shared = min(size, ANCHOR)
-        if torch.equal(result, other_way) and torch.equal(result[:shared], anchors[:shared]):
-            alike.add(size)
-    return frozenset(alike)
+    multiply = way(weights, weights.new_zeros(shape[0]) if has_bias else None)
+    wanted = torch.cat([multiply(part) for part in inputs.split(ANCHOR)])
+    return frozenset(
+        size
+        for size in sizes
+        if torch.equal(multiply(inputs[:size]), wanted[:size])
+        and torch.equal(multiply(inputs[:size].flip(0)).flip(0), wanted[:size])
+    )
 
 
-def as_linear(weights: Tensor) -> Product:
+def as_linear(weights: Tensor, bias: Tensor | None) -> Product:
     """The way of `nn.Linear`."""
-    return lambda rows: F.linear(rows, weights)
+    return lambda rows: F.linear(rows, weights, bias)
 
 
-def as_conv1d(weights: Tensor) -> Product:
-    """The way of transformers' `Conv1D`, whose weight is `[inputs, outputs]`."""
-    return lambda rows: torch.addmm(weights[:, 0], rows, weights.t())
+def as_conv1d(weights: Tensor, bias: Tensor | None) -> Product:
+    """The way of transformers' `Conv1D`, whose weight is `[inputs, outputs]`, and which has a bias."""
+    added, right = weights.new_zeros(len(weights)) if bias is None else bias, weights.t().contiguous()
+    return lambda rows: torch.addmm(added, rows, right)
 
 
 def cancelling(left: tuple[int, ...], right: tuple[int, ...], like: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,25 +88,27 @@ def cancelling(left: tuple[int, ...], right: tuple[int, ...], like: Tensor) -> t
     """
     half, odd = left[-1] // 2, left[-1] % 2
     order = torch.randperm(left[-1], generator=torch.Generator().manual_seed(1))
-    first, second = noise((*left[:-1], half), like), noise((*right[:-1], half), like)
+    first, second = random_like((*left[:-1], half), like), random_like((*right[:-1], half), like)
     rest = [tensor.new_zeros(*tensor.shape[:-1], odd) for tensor in (first, second)]
     order = order.to(like.device)
     pairs = torch.cat([first, -first, rest[0]], dim=-1), torch.cat([second, second, rest[1]], dim=-1)
     return pairs[0][..., order], pairs[1][..., order]
 
 
-def noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def random_like(shape: tuple[int, ...], like: Tensor, seed: int = 0) -> Tensor:
     """Random numbers of the type and on the device of `like`; the global generator stays as it is."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like)
 
 
-def where(tensor: Tensor) -> tuple[Hashable, ...]:
-    """What decides how a library computes, but for shapes."""
+def circumstances(tensor: Tensor) -> tuple[Hashable, ...]:
+    """What decides how a library computes with such a tensor, but for shapes."""
     name = torch.cuda.get_device_name(tensor.device) if tensor.device.type == "cuda" else "cpu"
-    return str(tensor.device), name, tensor.dtype, torch.get_num_threads()
+    settings = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    return str(tensor.device), name, tensor.dtype, *settings
 
 
 def remembered(key: Hashable, ask: Callable[[], Answer]) -> Answer:
+    """The answer to a question that was asked before in this process, else a new one."""
     if key not in _answers:
         _answers[key] = ask()
     answer: Answer = _answers[key]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from batchspec.layout.packed import PackedStep, pack
-from batchspec.models.products import remembered, where
+from batchspec.models.products import circumstances, remembered
 from batchspec.models.runner import FeatureRunner, Runner
 
 SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 128)
@@ -49,7 +49,7 @@ def _measure(runner: Runner, most_tokens: int, forward: Forward) -> list[tuple[i
     model = runner.model
     layers = frozenset(type(module) for module in model.modules())
     like = torch.empty(0, dtype=model.dtype, device=runner.device)
-    key = (type(runner), *where(like), layers, model.config.to_json_string(), runner.num_rows, most_tokens)
+    key = (type(runner), *circumstances(like), layers, model.config.to_json_string(), runner.num_rows, most_tokens)
     sizes = sorted({*(size for size in SIZES if size < most_tokens), min(most_tokens, SIZES[-1])})
     return remembered(key, lambda: [(size, _seconds(runner, size, forward)) for size in sizes])
 
