@@ -215,7 +215,9 @@ def test_engines_of_all_sizes_share_one_class_of_shapes():
     """Else a request would get other tokens in larger batches."""
     found = [find_shapes(model("llama", torch.float32), Limits(rows, columns, MAX_LENGTH))
              for rows, columns in ((1, 1), (3, 6), (16, 5))]  # fmt: skip
-    manners = {(shapes.min_queries, shapes.sum_slots, shapes.weighs_in_blocks) for shapes in found}
+    manners = {
+        (shapes.min_queries, shapes.query_multiple, shapes.sum_slots, shapes.weighs_in_blocks) for shapes in found
+    }
     assert len(manners) == 1
     shared = set(found[0].token_counts)
     assert all(shared <= set(shapes.token_counts) for shapes in found)
@@ -223,7 +225,7 @@ def test_engines_of_all_sizes_share_one_class_of_shapes():
 
 def test_a_step_that_is_too_large_for_its_shapes_is_refused():
     with pytest.raises(ValueError, match="a step must have at most 8 tokens, got 9"):
-        Shapes((4, 8), 1, 1024).num_tokens(9)
+        Shapes((4, 8), 1, 1, 1024).num_tokens(9)
 
 
 def test_the_model_s_experts_are_left_as_they_were():

@@ -13,15 +13,19 @@ SLOT_BLOCK = 128
 class Shapes:
     """What the steps of invariant numerics are padded to.
 
-    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4, sum_slots=1024)
+    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4, query_multiple=1, sum_slots=1024)
     >>> [shapes.num_tokens(count) for count in (1, 2, 3, 8)]
     [2, 2, 4, 8]
+    >>> [shapes.num_queries(count) for count in (1, 4, 5)]
+    [4, 4, 5]
     """
 
     token_counts: tuple[int, ...]
     """Tokens of a step, rising: sizes at which all matrix products give a token the same bits, at every place."""
     min_queries: int
     """Queries for each row and kv head, at least (fewer are computed by other code)."""
+    query_multiple: int
+    """And a multiple of this many."""
     sum_slots: int
     """Values are summed over so many slots by themselves, and then one such sum is added after the other."""
     weighs_in_blocks: bool = False
@@ -37,6 +41,19 @@ class Shapes:
         if place == len(self.token_counts):
             raise ValueError(f"a step must have at most {self.token_counts[-1]} tokens, got {count}")
         return self.token_counts[place]
+
+    def num_queries(self, count: int) -> int:
+        """Queries that so many of a row and kv head are padded to."""
+        return padded_to(count, self.min_queries, self.query_multiple)
+
+
+def padded_to(count: int, least: int, multiple: int) -> int:
+    """The next multiple, and at least so many.
+
+    >>> [padded_to(count, least=4, multiple=4) for count in (1, 4, 5)]
+    [4, 4, 8]
+    """
+    return max(least, -(-count // multiple) * multiple)
 
 
 def num_slots_read(num_slots: int) -> int:

@@ -52,7 +52,7 @@ class StepContext:
         key = (window, num_groups, like.dtype)
         if key not in self._masks:
             mask = _additive_mask(self.step, window, num_groups, like)
-            self._masks[key] = with_queries(mask, self.shapes.min_queries) if self.shapes else mask
+            self._masks[key] = with_queries(mask, self.shapes.num_queries(mask.shape[2])) if self.shapes else mask
         return self._masks[key]
 
 

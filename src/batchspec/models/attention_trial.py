@@ -11,16 +11,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from batchspec.layout.shapes import SLOT_BLOCK
+from batchspec.layout.shapes import SLOT_BLOCK, padded_to
 from batchspec.models.explicit_attention import scores, weigh, weigh_in_blocks, weighted_sum, with_queries
 from batchspec.models.products import cancelling, circumstances, random_like, remembered
 
-QUERIES = (1, 2, 4, 8, 16)
-"""Numbers of queries of a row and kv head that are tried, from the cheapest on."""
+QUERIES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (4, 4), (8, 8), (16, 16))
+"""Least numbers of queries of a row and kv head, and what they are a multiple of, from the cheapest on."""
 
 SUM_SLOTS = (1024, 512, 256, 128)
 """Numbers of slots to sum over at once that are tried, from the cheapest on."""
@@ -49,11 +50,11 @@ class AttentionKind:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True)
-class Manner:
-    """How attention is computed: the parts of `Shapes` that concern it."""
+class Manner(NamedTuple):
+    """How attention is computed: the parts of `Shapes` that concern it, in their order."""
 
     min_queries: int
+    query_multiple: int
     sum_slots: int
     weighs_in_blocks: bool
 
@@ -72,11 +73,12 @@ def _find_manner(trials: list[AttentionTrial]) -> Manner | None:
             break
     else:
         return None
-    for least in QUERIES:
-        if all(trial.are_scores_alike(least) for trial in trials):
+    for queries in QUERIES:
+        if all(trial.are_scores_alike(*queries) for trial in trials):
             for sum_slots in SUM_SLOTS:
-                if all(trial.are_sums_alike(least, sum_slots) for trial in trials):
-                    return Manner(least, sum_slots, in_blocks)
+                manner = Manner(*queries, sum_slots, in_blocks)
+                if all(trial.are_sums_alike(manner) for trial in trials):
+                    return manner
     return None
 
 
@@ -86,27 +88,24 @@ class AttentionTrial:
     def __init__(self, kind: AttentionKind) -> None:
         self.kind = kind
         like = torch.empty(0, dtype=kind.dtype, device=kind.device)
-        (rows, columns), heads, slots = (
-            map(max, zip(*GRIDS, strict=True)),
-            kind.num_kv_heads,
-            WIDTHS[-1] * SLOT_BLOCK,
-        )
+        rows, columns = map(max, zip(*GRIDS, strict=True))
+        heads, slots = kind.num_kv_heads, WIDTHS[-1] * SLOT_BLOCK
         grid = (rows, heads, kind.num_groups, columns)
         self.queries, self.keys = cancelling((*grid, kind.head_size), (rows, heads, slots, kind.head_size), like)
         self.scores = random_like((*grid, slots), like)
         self.weights = random_like((*grid, slots), like).abs()
         self.values = random_like((rows, heads, slots, kind.value_size), like)
 
-    def are_scores_alike(self, min_queries: int) -> bool:
-        scores_of = partial(self._scores, min_queries)
+    def are_scores_alike(self, min_queries: int, query_multiple: int) -> bool:
+        scores_of = partial(self._scores, min_queries, query_multiple)
         return self._is_alike(lambda position: (self.queries, self.keys), scores_of, of_slots=True)
 
     def is_weighing_alike(self, in_blocks: bool) -> bool:
         weights_of = partial(self._weights, in_blocks)
         return self._is_alike(lambda position: (self.scores, self.keys), weights_of, of_slots=True)
 
-    def are_sums_alike(self, min_queries: int, sum_slots: int) -> bool:
-        sums_of = partial(self._sums, min_queries, sum_slots)
+    def are_sums_alike(self, manner: Manner) -> bool:
+        sums_of = partial(self._sums, manner)
         return self._is_alike(self._cancelling_up_to, sums_of, of_slots=False)
 
     def _cancelling_up_to(self, position: int) -> tuple[Tensor, Tensor]:
@@ -122,18 +121,20 @@ class AttentionTrial:
             values[0, :, int(order[-1])] = 0
         return weights, values
 
-    def _scores(self, min_queries: int, queries: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
-        mask = with_queries(_mask(seen, queries), min_queries)
+    def _scores(self, least: int, multiple: int, queries: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
+        num_queries = padded_to(queries.shape[2], least, multiple)
+        mask = with_queries(_mask(seen, queries), num_queries)
         softcap = 30.0 if self.kind.has_softcap else None
-        return scores(with_queries(queries, min_queries), keys, mask, 0.1, softcap)
+        return scores(with_queries(queries, num_queries), keys, mask, 0.1, softcap)
 
     def _weights(self, in_blocks: bool, line: Tensor, keys: Tensor, seen: Tensor) -> Tensor:
         sinks = torch.ones_like(line[:1, ..., :1]) if self.kind.has_sinks else None
         return (weigh_in_blocks if in_blocks else weigh)(line[..., : keys.shape[2]] + _mask(seen, line), sinks)
 
-    def _sums(self, min_queries: int, sum_slots: int, weights: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    def _sums(self, manner: Manner, weights: Tensor, values: Tensor, seen: Tensor) -> Tensor:
         weights = weights[..., : values.shape[2]].masked_fill(~seen, 0.0)
-        return weighted_sum(with_queries(weights, min_queries), values, sum_slots)
+        num_queries = padded_to(weights.shape[2], manner.min_queries, manner.query_multiple)
+        return weighted_sum(with_queries(weights, num_queries), values, manner.sum_slots)
 
     def _is_alike(
         self,

@@ -39,8 +39,9 @@ def attend_invariantly(
     shapes: Shapes,
 ) -> Tensor:  # [rows, kv heads, queries, value size]
     """The same, whatever else is in the step."""
-    padded = with_queries(query, shapes.min_queries)
-    sinks = None if sinks is None else with_queries(sinks, shapes.min_queries)
+    num_queries = shapes.num_queries(query.shape[2])
+    padded = with_queries(query, num_queries)
+    sinks = None if sinks is None else with_queries(sinks, num_queries)
     weigh_slots = weigh_in_blocks if shapes.weighs_in_blocks else weigh
     weights = weigh_slots(scores(padded, key, mask, scaling, softcap), sinks)
     return weighted_sum(weights.to(value.dtype), value, shapes.sum_slots)[:, :, : query.shape[2]]

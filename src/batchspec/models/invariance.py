@@ -118,7 +118,7 @@ def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     manner = find_manner(kinds)
     if counts and counts[-1] >= limits.num_tokens and manner is not None:
         needed = counts[: bisect_left(counts, limits.num_tokens) + 1]
-        yield Shapes(needed, manner.min_queries, manner.sum_slots, manner.weighs_in_blocks)
+        yield Shapes(needed, *manner)
     warnings.warn(
         f"in {model.dtype} on {model.device}, {model.config.model_type!r} gives other bits in steps of other "
         f"sizes: all are padded to {limits.num_tokens} tokens, and only engines with the same max_num_seqs and "
@@ -126,7 +126,7 @@ def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
         stacklevel=2,
     )
     groups = max((kind.num_groups for kind in kinds), default=1)
-    yield Shapes((limits.num_tokens,), groups * limits.num_columns, SLOT_BLOCK, weighs_in_blocks=True)
+    yield Shapes((limits.num_tokens,), groups * limits.num_columns, 1, SLOT_BLOCK, weighs_in_blocks=True)
 
 
 def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
