@@ -15,7 +15,6 @@ Answers are remembered: those to 1 and 2 by device, dtype and shape, those to 3 
 from __future__ import annotations
 
 import warnings
-from bisect import bisect_left
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -89,7 +88,7 @@ def _find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
     _refuse_looped_experts(model)
     for shapes in _candidates(model, limits):
         trial = _Trial(model, shapes, limits)
-        counts = tuple(count for count in shapes.token_counts if trial.is_alike_in_all_rows(count))
+        counts = trial.sizes_up_to(limits.num_tokens)
         shapes = replace(shapes, token_counts=counts)
         is_enough = bool(counts) and counts[-1] >= limits.num_tokens
         if is_enough and trial.is_alike_beside_others(shapes) and _is_alike_over_long_rows(model, shapes, limits):
@@ -113,12 +112,11 @@ def _refuse_looped_experts(model: PreTrainedModel) -> None:
 
 def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     """Steps of many sizes, or, if that cannot be, all of one."""
-    counts = token_counts(model, limits.num_tokens)
+    counts = token_counts(model, 2 * limits.num_tokens)  # the first that is large enough may turn out uneven
     kinds = attention_kinds(model)
     manner = find_manner(kinds)
     if counts and counts[-1] >= limits.num_tokens and manner is not None:
-        needed = counts[: bisect_left(counts, limits.num_tokens) + 1]
-        yield Shapes(needed, *manner)
+        yield Shapes(counts, *manner)
     warnings.warn(
         f"in {model.dtype} on {model.device}, {model.config.model_type!r} gives other bits in steps of other "
         f"sizes: all are padded to {limits.num_tokens} tokens, and only engines with the same max_num_seqs and "
@@ -166,6 +164,16 @@ class _Trial:
         self._full.prefill(0, self.prompt)
         for row in range(1, limits.num_rows):
             self._full.copy_row(0, row, len(self.prompt))
+
+    def sizes_up_to(self, num_tokens: int) -> tuple[int, ...]:
+        """The sizes of steps that give the same logits, up to the first for so many tokens."""
+        counts: list[int] = []
+        for count in self.shapes.token_counts:
+            if self.is_alike_in_all_rows(count):
+                counts.append(count)
+                if count >= num_tokens:
+                    break
+        return tuple(counts)
 
     def is_alike_in_all_rows(self, count: int) -> bool:
         """Do steps of so many tokens, as far as rows have any, give the same logits? All rows hold the prompt and
