@@ -170,11 +170,10 @@ def test_a_model_of_one_size_only_says_what_that_means():
     def depend_on_the_size(module, arguments, output):
         return output * (1 + output.shape[1] * 2**-20)
 
-    with pytest.warns(
-        UserWarning, match="all are padded to 12 tokens, and only engines with the same max_num_seqs"
-    ):
-        shapes = find_shapes(hooked(depend_on_the_size), Limits(4, 3, MAX_LENGTH))
-    assert shapes.token_counts == (12,)
+    assert find_shapes(hooked(depend_on_the_size), Limits(4, 3, MAX_LENGTH)).token_counts == (32,)
+    with pytest.warns(UserWarning, match="all are padded to 48 tokens, and only engines with the same"):
+        shapes = find_shapes(hooked(depend_on_the_size), Limits(8, 6, MAX_LENGTH))
+    assert shapes.token_counts == (48,)
 
 
 def test_a_product_is_tried_at_every_place_and_with_conv1d_s_layout():
