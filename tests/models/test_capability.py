@@ -26,8 +26,8 @@ from toy_models import (
 from transformers import AutoModelForSeq2SeqLM, PreTrainedModel, T5Config
 
 from batchspec import LLM
+from batchspec.models.block_cache import BlockCache
 from batchspec.models.capability import check_support
-from batchspec.models.slot_cache import SlotCache
 
 TWO_LAYERS = {"layer_types": ["linear_attention", "full_attention"]}
 
@@ -248,15 +248,15 @@ def test_probe_refuses_a_bias_that_it_is_not_told_of():
 
 
 def test_probe_refuses_when_the_cache_is_off_by_one(monkeypatch: pytest.MonkeyPatch):
-    def write(cache: SlotCache, store: Tensor, states: Tensor, step: Any) -> None:
-        store[step.cache_rows, :, (step.slots - 1).clamp(min=0)] = states[0].transpose(0, 1)
+    def write(cache: BlockCache, pool: Tensor, states: Tensor, layout: Any) -> None:
+        pool[layout.write_blocks, :, (layout.write_places - 1).clamp(min=0)] = states[0].transpose(0, 1)
 
-    monkeypatch.setattr(SlotCache, "_write", write)
+    monkeypatch.setattr(BlockCache, "_write", write)
     assert_refused(make_model("llama"), "its logits in a batch are off its plain logits by", instead=PADDED)
 
 
 def test_probe_refuses_when_the_model_fails(monkeypatch: pytest.MonkeyPatch):
     model = make_model("llama")
-    monkeypatch.setattr(SlotCache, "get_seq_length", lambda self, layer_idx=0: 1 / 0)
-    monkeypatch.setattr(SlotCache, "update", lambda *args, **kwargs: [][0])
+    monkeypatch.setattr(BlockCache, "get_seq_length", lambda self, layer_idx=0: 1 / 0)
+    monkeypatch.setattr(BlockCache, "update", lambda *args, **kwargs: [][0])
     assert_refused(model, "a trial step failed (IndexError: list index out of range)", instead=PADDED)

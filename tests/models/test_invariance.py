@@ -14,7 +14,7 @@ from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
 from batchspec import LLM, SamplingParams
 from batchspec.layout.shapes import Shapes
 from batchspec.models import attention_trial, products
-from batchspec.models.attention_trial import find_manner
+from batchspec.models.attention_trial import find_queries
 from batchspec.models.invariance import Limits, attention_kinds, find_shapes, token_counts
 from batchspec.models.products import cancelling
 
@@ -104,32 +104,35 @@ def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypa
     assert not {3, 7} & set(counts)
 
 
-def test_sums_that_go_another_way_over_wide_caches_are_found_out(monkeypatch):
-    """As oneDNN's do in bfloat16 above 1,152 slots: cut into shorter ones, they are alike again."""
+@pytest.mark.parametrize("stage", ["scores", "weigh", "weighted_sums"])
+def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatch, stage):
     kinds = attention_kinds(model("llama", torch.bfloat16))
-    right = attention_trial.weighted_sum
+    right = getattr(attention_trial, stage)
 
-    def other_way(weights, value, sum_slots):
-        if min(value.shape[2], sum_slots) > 600:
-            return right(weights.flip(3), value.flip(2), sum_slots)
-        return right(weights, value, sum_slots)
+    def other_way(grid, *others):
+        result = right(grid, *others)
+        if grid.shape[2] >= 10:
+            return result
+        if stage == "weigh":
+            return result * (1 + 2**-22)  # which bfloat16 would not show
+        axis = 3 if stage == "scores" else 2  # over which `others[0]` is summed: a head's size, or slots
+        return right(grid.flip(3), others[0].flip(axis), *others[1:])
 
     monkeypatch.setattr(products, "_answers", {})
-    monkeypatch.setattr(attention_trial, "weighted_sum", other_way)
-    assert find_manner(kinds).sum_slots <= 512
+    monkeypatch.setattr(attention_trial, stage, other_way)
+    assert max(find_queries(kinds)) == 16
 
 
-def test_a_softmax_that_depends_on_the_width_is_summed_in_blocks(monkeypatch):
+def test_attention_that_depends_on_the_blocks_of_others_is_found_out(monkeypatch):
     kinds = attention_kinds(model("llama", torch.bfloat16))
-    right = attention_trial.weigh
+    right = attention_trial.weighted_sums
 
-    def other_way(scores, sinks):
-        weights = right(scores, sinks)
-        return weights if scores.shape[3] < 1000 else weights * (1 + 2**-22)  # which bfloat16 would not show
+    def other_way(weights, value):
+        return right(weights, value) if len(weights) != 33 else right(weights.flip(3), value.flip(2))
 
     monkeypatch.setattr(products, "_answers", {})
-    monkeypatch.setattr(attention_trial, "weigh", other_way)
-    assert find_manner(kinds).weighs_in_blocks
+    monkeypatch.setattr(attention_trial, "weighted_sums", other_way)
+    assert find_queries(kinds) is None
 
 
 def test_a_model_that_mixes_the_tokens_of_a_step_is_refused(monkeypatch):
@@ -214,17 +217,14 @@ def test_engines_of_all_sizes_share_one_class_of_shapes():
     """Else a request would get other tokens in larger batches."""
     found = [find_shapes(model("llama", torch.float32), Limits(rows, columns, MAX_LENGTH))
              for rows, columns in ((1, 1), (3, 6), (16, 5))]  # fmt: skip
-    manners = {
-        (shapes.min_queries, shapes.query_multiple, shapes.sum_slots, shapes.weighs_in_blocks) for shapes in found
-    }
-    assert len(manners) == 1
+    assert len({(shapes.min_queries, shapes.query_multiple) for shapes in found}) == 1
     shared = set(found[0].token_counts)
     assert all(shared <= set(shapes.token_counts) for shapes in found)
 
 
 def test_a_step_that_is_too_large_for_its_shapes_is_refused():
     with pytest.raises(ValueError, match="a step must have at most 8 tokens, got 9"):
-        Shapes((4, 8), 1, 1, 1024).num_tokens(9)
+        Shapes((4, 8), 1, 1).num_tokens(9)
 
 
 def test_the_model_s_experts_are_left_as_they_were():

@@ -5,15 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-SLOT_BLOCK = 128
-"""Slots are read in multiples of this, counted from slot 0: what lies behind a row's end adds exact zeros."""
-
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """What the steps of invariant numerics are padded to.
 
-    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4, query_multiple=1, sum_slots=1024)
+    >>> shapes = Shapes(token_counts=(2, 4, 8), min_queries=4, query_multiple=1)
     >>> [shapes.num_tokens(count) for count in (1, 2, 3, 8)]
     [2, 2, 4, 8]
     >>> [shapes.num_queries(count) for count in (1, 4, 5)]
@@ -26,10 +23,6 @@ class Shapes:
     """Queries for each row and kv head, at least (fewer are computed by other code)."""
     query_multiple: int
     """And a multiple of this many."""
-    sum_slots: int
-    """Values are summed over so many slots by themselves, and then one such sum is added after the other."""
-    weighs_in_blocks: bool = False
-    """The softmax, too, sums over each `SLOT_BLOCK` of slots by itself."""
 
     def num_tokens(self, count: int) -> int:
         """The size that a step of `count` tokens is padded to.
@@ -54,12 +47,3 @@ def padded_to(count: int, least: int, multiple: int) -> int:
     [4, 4, 8]
     """
     return max(least, -(-count // multiple) * multiple)
-
-
-def num_slots_read(num_slots: int) -> int:
-    """Slots that are read for a step that needs so many.
-
-    >>> num_slots_read(1), num_slots_read(128), num_slots_read(129)
-    (128, 128, 256)
-    """
-    return -(-num_slots // SLOT_BLOCK) * SLOT_BLOCK

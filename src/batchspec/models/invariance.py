@@ -4,8 +4,8 @@ Three questions, asked of this model on this device in this dtype:
 
 1. At which numbers of tokens does every matrix product give a token the same bits, wherever it stands? Measured
    for each weight shape with random inputs, as libraries choose their code by shape (`token_counts`).
-2. How must attention be computed for a query's result not to depend on the draft length, the other rows and the
-   width of the cache? Measured for the kinds of attention layers that it has (`attention_trial.py`).
+2. With how many queries must attention be computed for a query's result not to depend on the draft length and the
+   other rows? Measured for the kinds of attention layers that it has (`attention_trial.py`).
 3. Does the whole model, norms, activations, positions and experts included, keep to it? Tokens are computed one by
    one and alone, and in steps of all those sizes, over short and long rows, and their logits compared bit by bit.
 
@@ -26,9 +26,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from batchspec.layout.packed import pack
-from batchspec.layout.shapes import SLOT_BLOCK, Shapes
+from batchspec.layout.shapes import Shapes
 from batchspec.models.attention import observed_attention
-from batchspec.models.attention_trial import AttentionKind, find_manner
+from batchspec.models.attention_trial import AttentionKind, find_queries
 from batchspec.models.prepacking import PrepackedLinear, as_prepacked, description
 from batchspec.models.products import (
     ANCHOR,
@@ -114,9 +114,9 @@ def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     """Steps of many sizes, or, if that cannot be, all of one."""
     counts = token_counts(model, 2 * limits.num_tokens)  # the first that is large enough may turn out uneven
     kinds = attention_kinds(model)
-    manner = find_manner(kinds)
-    if counts and counts[-1] >= limits.num_tokens and manner is not None:
-        yield Shapes(counts, *manner)
+    queries = find_queries(kinds)
+    if counts and counts[-1] >= limits.num_tokens and queries is not None:
+        yield Shapes(counts, *queries)
     warnings.warn(
         f"in {model.dtype} on {model.device}, {model.config.model_type!r} gives other bits in steps of other "
         f"sizes: all are padded to {limits.num_tokens} tokens, and only engines with the same max_num_seqs and "
@@ -124,7 +124,7 @@ def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
         stacklevel=2,
     )
     groups = max((kind.num_groups for kind in kinds), default=1)
-    yield Shapes((limits.num_tokens,), groups * limits.num_columns, 1, SLOT_BLOCK, weighs_in_blocks=True)
+    yield Shapes((limits.num_tokens,), groups * limits.num_columns, 1)
 
 
 def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
@@ -219,8 +219,9 @@ def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Lim
         line = _line(model, _tokens(model, 2)[-len(lengths) :])
         step = pack(lengths, [1] * len(lengths), model.device)
         runner.forward(step, line)  # which makes room
+        blocks = runner.cache.table.rows[len(lengths) - 1]
         for seed, layer in enumerate((*runner.cache.keys.values(), *runner.cache.values.values())):
-            layer[-1, :, :length] = random_like((layer.shape[1], length, layer.shape[3]), layer, seed)
+            layer[blocks] = random_like((len(blocks), *layer.shape[1:]), layer, seed)
         results.append(runner.forward(step, line)[-1])
     return torch.equal(*results)
 

@@ -16,8 +16,8 @@ from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.shapes import Shapes
 from batchspec.layout.transfer import to_device
 from batchspec.models.attention import packed_attention
+from batchspec.models.block_cache import BlockCache
 from batchspec.models.features import FeatureStore, fuse
-from batchspec.models.slot_cache import SlotCache
 
 PREFILL_CHUNK = 512
 """Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
@@ -72,7 +72,7 @@ class PackedRunner:
         self.device: torch.device = model.device
         self.max_length = max_length
         self.num_rows = num_rows
-        self.cache = SlotCache(num_rows, max_length, reads_blocks=shapes is not None)
+        self.cache = BlockCache(num_rows, max_length)
         self.features: FeatureStore | None = None
         """Where the last hidden states are kept, if a drafter wants them."""
         self._cache_argument = cache_argument(model)
@@ -97,13 +97,13 @@ class PackedRunner:
         shapes: Shapes | None,
     ) -> Tensor:
         check_eval_mode(self.model)
-        self.cache.begin(step)
+        layout = self.cache.begin(step)
         num_added = shapes.num_tokens(step.num_tokens) - step.num_tokens if shapes else 0
         # Of [N] the last axis is padded, of [N, hidden] the one before.
         padded = {name: F.pad(value, (0, 0) * (value.ndim - 1) + (0, num_added)) for name, value in inputs.items()}
         no_capture: AbstractContextManager[list[Tensor]] = nullcontext([])
         capture = no_capture if self.features is None else self.features.capture()
-        with packed_attention(self.model, step, shapes), capture as captured:
+        with packed_attention(self.model, layout, shapes), capture as captured:
             output = self.model(
                 **{name: value.unsqueeze(0) for name, value in padded.items()},
                 position_ids=F.pad(step.slots, (0, num_added)).unsqueeze(0),
@@ -132,9 +132,11 @@ class PackedRunner:
 
     @torch.inference_mode()
     def release_row(self, row: int, last: int, last_length: int) -> None:
+        self.cache.clear_row(row)
         if row != last:
-            self.copy_row(last, row, last_length)
-        self.cache.clear_row(last)
+            self.cache.rename_row(last, row)
+            if self.features is not None:
+                self.features.copy_row(last, row, last_length)
 
 
 class FeatureRunner(PackedRunner):

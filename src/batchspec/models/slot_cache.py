@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import Cache
 
 from batchspec.layout.packed import PackedStep
-from batchspec.layout.shapes import num_slots_read
 
 GROWTH = 128
 """Slots by which the cache grows at least. Small, as attention is faster over a cache it reads to the end."""
@@ -24,10 +23,8 @@ class SlotCache(Cache):
     they spoil their own row until they are overwritten.
     """
 
-    def __init__(self, num_rows: int, max_slots: int, reads_blocks: bool = False) -> None:
-        """With `reads_blocks` whole blocks of slots are read, so that a row's last slot does not set the width."""
+    def __init__(self, num_rows: int, max_slots: int) -> None:
         super().__init__(layers=[])
-        self.reads_blocks = reads_blocks
         self.num_rows = num_rows
         self.max_slots = max_slots
         self.keys: dict[int, Tensor] = {}
@@ -40,10 +37,7 @@ class SlotCache(Cache):
         Raises:
             ValueError: the step needs a row or a slot that this cache never has.
         """
-        if step.end_row > self.num_rows:
-            raise ValueError(f"rows must be below {self.num_rows}, got {step.end_row - 1}")
-        if step.num_slots > self.max_slots:
-            raise ValueError(f"a row must have at most {self.max_slots} tokens, got {step.num_slots}")
+        check_step(step, self.num_rows, self.max_slots)
         self.step = step
         for store in (self.keys, self.values):
             for layer, old in store.items():
@@ -92,11 +86,7 @@ class SlotCache(Cache):
         return 0
 
     def _write(self, store: Tensor, states: Tensor, step: PackedStep) -> None:
-        if states.dtype != store.dtype or states.device != store.device:
-            raise RuntimeError(
-                f"the cache holds {store.dtype} on {store.device} and the model now computes {states.dtype} on "
-                f"{states.device}; make a new LLM after changing the model, and call it outside of autocast"
-            )
+        check_states(states, store)
         # What stands behind the step's tokens on the line is padding.
         store[step.cache_rows, :, step.slots] = self._line(states, step)[: step.num_tokens]
 
@@ -107,7 +97,7 @@ class SlotCache(Cache):
         return store[step.rows[0] : step.end_row, :, : self._slots_to_read(step)]
 
     def _slots_to_read(self, step: PackedStep) -> int:
-        return num_slots_read(step.num_slots) if self.reads_blocks else step.num_slots
+        return step.num_slots
 
     def _allocate(self, states: Tensor, step: PackedStep) -> Tensor:
         _, heads, _, head_size = states.shape
@@ -125,3 +115,20 @@ class SlotCache(Cache):
     def _slot_capacity(self, step: PackedStep) -> int:
         needed = self._slots_to_read(step)
         return max(needed, min(-(-needed // GROWTH) * GROWTH, self.max_slots))
+
+
+def check_step(step: PackedStep, num_rows: int, max_slots: int) -> None:
+    """Raises ValueError if the step needs a row or a slot that there never is."""
+    if step.end_row > num_rows:
+        raise ValueError(f"rows must be below {num_rows}, got {step.end_row - 1}")
+    if step.num_slots > max_slots:
+        raise ValueError(f"a row must have at most {max_slots} tokens, got {step.num_slots}")
+
+
+def check_states(states: Tensor, store: Tensor) -> None:
+    """Raises RuntimeError if what the model computes is of another kind than what the cache holds."""
+    if states.dtype != store.dtype or states.device != store.device:
+        raise RuntimeError(
+            f"the cache holds {store.dtype} on {store.device} and the model now computes {states.dtype} on "
+            f"{states.device}; make a new LLM after changing the model, and call it outside of autocast"
+        )

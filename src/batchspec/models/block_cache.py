@@ -1,0 +1,134 @@
+"""A key/value cache in blocks: slot `j` of a row is in block `j // BLOCK` of those that the row owns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from batchspec.layout.blocks import BlockStep, BlockTable, lay_out_blocks
+from batchspec.layout.packed import PackedStep
+from batchspec.models.slot_cache import check_states, check_step
+
+
+class BlockCache(Cache):
+    """Keys and values of all layers, each a pool `[blocks, kv heads, BLOCK, head size]` that grows when needed.
+
+    It holds no lengths: which slots of a row count is said by the step's layout. So rolling a row back costs
+    nothing, and stale slots are overwritten by the next tokens. A block is zeroed when a row gets it, since a
+    masked slot still meets a weight of exactly 0.0, and 0.0 times what memory or another request left there could
+    be NaN. What is not guarded against are keys or values of a *rejected draft token* that overflow to infinity:
+    they spoil their own row until they are overwritten.
+    """
+
+    def __init__(self, num_rows: int, max_slots: int) -> None:
+        super().__init__(layers=[])
+        self.num_rows = num_rows
+        self.max_slots = max_slots
+        self.table = BlockTable()
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self.layout: BlockStep | None = None
+
+    def begin(self, step: PackedStep) -> BlockStep:
+        """Make `step` the layout of the coming forward pass; see that its slots exist.
+
+        Raises:
+            ValueError: the step needs a row or a slot that this cache never has.
+        """
+        check_step(step, self.num_rows, self.max_slots)
+        self._reserve(step.rows, [held + new for held, new in zip(step.lengths, step.num_new, strict=True)])
+        self.layout = lay_out_blocks(step, self.table)
+        return self.layout
+
+    def update(
+        self,
+        key_states: Tensor,  # [1, kv heads, N, head size]
+        value_states: Tensor,  # [1, kv heads, N, value head size]
+        layer_idx: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:  # [B, kv heads, BLOCK, head size] twice
+        """Write the step's tokens to their slots; give back the blocks that the step attends to."""
+        if self.layout is None:
+            raise RuntimeError("BlockCache.begin must be called before the forward pass")
+        if layer_idx not in self.keys:
+            keys, values = self._allocate(key_states), self._allocate(value_states)
+            self.values[layer_idx] = values  # keys last: they say that both are there
+            self.keys[layer_idx] = keys
+        self._write(self.keys[layer_idx], key_states, self.layout)
+        self._write(self.values[layer_idx], value_states, self.layout)
+        return _read(self.keys[layer_idx], self.layout), _read(self.values[layer_idx], self.layout)
+
+    def copy_row(self, source: int, target: int, length: int) -> None:
+        """Let row `target` hold the first `length` slots of another row, and nothing else."""
+        self.clear_row(target)
+        self._reserve([target], [length])
+        targets = self.table.rows.get(target, [])
+        sources = self.table.rows.get(source, [])[: len(targets)]
+        used = length - (len(targets) - 1) * self.table.block_size  # slots of the last block
+        for pool in self._pools():
+            pool[targets] = pool[sources]
+            if targets:
+                pool[targets[-1], :, used:] = 0
+
+    def clear_row(self, row: int) -> None:
+        """Forget all of a row. Safe to be cut off: the table changes when all is copied."""
+        moves = self.table.moves_without(row)
+        if moves:
+            sources, targets = list(moves), list(moves.values())
+            for pool in self._pools():
+                pool[targets] = pool[sources]
+        self.table.drop(row, moves)
+
+    def rename_row(self, row: int, name: int) -> None:
+        self.table.rename(row, name)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """0: rows have lengths of their own, and positions are always handed to the model."""
+        return 0
+
+    def _reserve(self, rows: Sequence[int], num_slots: list[int]) -> None:
+        """Safe to be cut off, too: rows are given their blocks when those are there and are zeroed."""
+        missing = self.table.missing(rows, num_slots)
+        if not missing:
+            return
+        first = self.table.num_blocks
+        end = first + sum(map(len, missing.values()))
+        for store in (self.keys, self.values):
+            for layer, pool in store.items():
+                if len(pool) < end:
+                    pool = store[layer] = _grown(pool, self._capacity(end))
+                pool[first:end] = 0
+        self.table.give(missing)
+
+    def _pools(self) -> Iterator[Tensor]:
+        yield from self.keys.values()
+        yield from self.values.values()
+
+    def _write(self, pool: Tensor, states: Tensor, layout: BlockStep) -> None:
+        check_states(states, pool)
+        line = states[0].transpose(0, 1)[: layout.step.num_tokens]  # what stands behind is padding
+        pool[layout.write_blocks, :, layout.write_places] = line
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        _, heads, _, head_size = states.shape
+        return states.new_zeros(self._capacity(self.table.num_blocks), heads, self.table.block_size, head_size)
+
+    def _capacity(self, needed: int) -> int:
+        """A quarter more, but not more than there can ever be."""
+        most = self.num_rows * -(-self.max_slots // self.table.block_size)
+        return max(needed, min(needed + needed // 4 + 2, most))
+
+
+def _grown(pool: Tensor, num_blocks: int) -> Tensor:
+    new = pool.new_zeros(num_blocks, *pool.shape[1:])
+    new[: len(pool)] = pool
+    return new
+
+
+def _read(pool: Tensor, layout: BlockStep) -> Tensor:
+    return pool[: layout.num_blocks] if layout.blocks is None else torch.index_select(pool, 0, layout.blocks)
