@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, PhimoeConfig, Qwen2MoeConfig
 
-from batchspec.layout.blocks import BlockStep, BlockTable, lay_out_blocks
+from batchspec.layout import block_step
+from batchspec.layout.block_step import AttentionLayout, lay_out_attention
+from batchspec.layout.blocks import BlockTable
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.shapes import Shapes
 from batchspec.models.attention import NAME, packed_attention, packed_attention_forward
@@ -69,16 +71,16 @@ def attend(case: Case, stale: float = 50.0, **arguments: Any) -> Tensor:
 BLOCK = 4
 
 
-def in_blocks(step: PackedStep, *stores: Tensor) -> tuple[BlockStep, list[Tensor]]:
+def in_blocks(step: PackedStep, *stores: Tensor) -> tuple[AttentionLayout, list[Tensor]]:
     """Lay keys or values `[rows, kv heads, slots, size]` out in blocks; those of the last row come first."""
     table = BlockTable(BLOCK)
     needed = [length + new for length, new in zip(step.lengths, step.num_new, strict=True)]
     for row, slots in reversed(list(zip(step.rows, needed, strict=True))):
         table.give(table.missing([row], [slots]))
-    layout = lay_out_blocks(step, table)
+    layout = lay_out_attention(step, table)
     pools = []
     for store in stores:
-        pool = store.new_zeros(layout.num_blocks, store.shape[1], BLOCK, store.shape[3])
+        pool = store.new_zeros(table.num_blocks, store.shape[1], BLOCK, store.shape[3])
         for place, row in enumerate(step.rows):
             for number, block in enumerate(table.rows.get(row, [])):
                 part = store[place, :, number * BLOCK : (number + 1) * BLOCK]
@@ -151,6 +153,17 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=200, deadline=None)
 def test_equals_a_loop_over_tokens_and_heads(case: Case, shapes: Shapes | None):
     out = attend(case, shapes=shapes)
+    torch.testing.assert_close(out, attend_by_definition(case), rtol=1e-10, atol=1e-12)
+
+
+@given(cases(), st.sampled_from([Shapes((), 1, 1), Shapes((), 5, 4)]))
+@settings(max_examples=60, deadline=None)
+def test_drafts_that_attend_in_a_call_of_their_own_get_the_same(case: Case, shapes: Shapes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_step, "READ_COST", -100)
+        patch.setattr(block_step, "CALL_COST", 0)
+        assert (len(in_blocks(case.step)[0].parts) == 2) == (max(case.num_new) > 1)
+        out = attend(case, shapes=shapes)
     torch.testing.assert_close(out, attend_by_definition(case), rtol=1e-10, atol=1e-12)
 
 

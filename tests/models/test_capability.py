@@ -248,8 +248,8 @@ def test_probe_refuses_a_bias_that_it_is_not_told_of():
 
 
 def test_probe_refuses_when_the_cache_is_off_by_one(monkeypatch: pytest.MonkeyPatch):
-    def write(cache: BlockCache, pool: Tensor, states: Tensor, layout: Any) -> None:
-        pool[layout.write_blocks, :, (layout.write_places - 1).clamp(min=0)] = states[0].transpose(0, 1)
+    def write(cache: BlockCache, pool: Tensor, states: Tensor, blocks: Tensor, places: Tensor) -> None:
+        pool[blocks, :, (places - 1).clamp(min=0)] = states[0].transpose(0, 1)
 
     monkeypatch.setattr(BlockCache, "_write", write)
     assert_refused(make_model("llama"), "its logits in a batch are off its plain logits by", instead=PADDED)

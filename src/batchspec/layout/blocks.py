@@ -8,9 +8,7 @@ owns is the table's state; what a step needs to know of it is derived here for t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from batchspec.layout.packed import PackedStep
@@ -81,98 +79,20 @@ class BlockTable:
             self.rows[name] = self.rows.pop(row)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockStep:
-    """What attention over blocks needs to know of a step. `B` blocks of `R` rows take part; rows are numbered here
-    from those with the most blocks to those with the fewest."""
-
-    step: PackedStep
-    blocks: Tensor | None
-    """`[B]` int64: the pool's blocks that are read, in their order; None: the first `num_blocks`."""
-    num_blocks: int
-    write_blocks: Tensor
-    """`[N]` int64: the pool's block of each token, and ..."""
-    write_places: Tensor
-    """... `[N]` int64: its place in there."""
-    rows: Tensor
-    """`[B]` int64: the row that each block belongs to."""
-    first_slots: Tensor
-    """`[B]` int64: the slot in that row of each block's first place."""
-    row_blocks: Tensor
-    """`[R, most blocks of a row]` int64: the places of each row's blocks among the `B`; short rows repeat their
-    first."""
-    in_order: Tensor
-    """`[B]` int64: places of the first blocks of all rows, then of the second blocks, and so on ..."""
-    counts: tuple[int, ...]
-    """... of which there are so many: `R` first ones, and no more from one to the next."""
-    queries: Tensor
-    """`[R, columns]` int64: the places on the line of each row's queries; empty places repeat some other."""
-    positions: Tensor
-    """`[R, columns]` int64: their positions; 0 at empty places, which then see slot 0 (never nothing)."""
-    grid_index: Tensor
-    """`[N]` int64: place of each token in the flattened grid of `R` rows."""
-
-    @property
-    def num_columns(self) -> int:
-        return self.step.num_columns
-
-
-def lay_out_blocks(step: PackedStep, table: BlockTable) -> BlockStep:
-    """Derive a step's layout over the blocks of its rows, which must have room for it.
-
-    Example: blocks of 4 slots; row 0 holds 2 tokens (block 0), row 1 holds 6 (blocks 1 and 2). They add 1 and 2
-    tokens. Row 1 has more blocks and is number 0 here; so the blocks 0, 1, 2 belong to the rows 1, 0, 0.
+def homes(step: PackedStep, table: BlockTable) -> tuple[Tensor, Tensor]:  # [N], [N]
+    """The block of each of the step's tokens, and its place in there.
 
     >>> from batchspec.layout.packed import pack
     >>> table = BlockTable(block_size=4)
-    >>> table.give(table.missing([0, 1], [3, 8]))
-    >>> layout = lay_out_blocks(pack([2, 6], [1, 2]), table)
-    >>> layout.rows.tolist(), layout.first_slots.tolist()
-    ([1, 0, 0], [0, 0, 4])
-    >>> layout.write_blocks.tolist(), layout.write_places.tolist()
-    ([0, 2, 2], [2, 2, 3])
-    >>> layout.row_blocks.tolist(), layout.in_order.tolist(), layout.counts
-    ([[1, 2], [0, 0]], [1, 0, 2], (2, 1))
-    >>> layout.queries.tolist(), layout.positions.tolist(), layout.grid_index.tolist()
-    ([[1, 2], [0, 0]], [[6, 7], [2, 0]], [2, 0, 1])
+    >>> table.give(table.missing([0, 1], [3, 8]))  # block 0, blocks 1 and 2
+    >>> [places.tolist() for places in homes(pack([2, 6], [1, 2]), table)]
+    [[0, 2, 2], [2, 2, 3]]
     """
-    size, device = table.block_size, step.slots.device
-    owned = [table.rows.get(row, []) for row in step.rows]
-    order = sorted((place for place, blocks in enumerate(owned) if blocks), key=lambda place: -len(owned[place]))
-    ranks = {place: rank for rank, place in enumerate(order)}
-    chosen = sorted((block, ranks[place], number) for place in order for number, block in enumerate(owned[place]))
-    place_of = {block: place for place, (block, _, _) in enumerate(chosen)}
-    counts = [sum(len(owned[place]) > number for place in order) for number in range(len(owned[order[0]]))]
-    row_blocks = [
-        [place_of[block] for block in owned[place]]
-        + [place_of[owned[place][0]]] * (len(counts) - len(owned[place]))
-        for place in order
+    size = table.block_size
+    found = [
+        (table.rows[row][slot // size], slot % size)
+        for row, length, new in zip(step.rows, step.lengths, step.num_new, strict=True)
+        for slot in range(length, length + new)
     ]
-    in_order = [row_blocks[rank][number] for number, count in enumerate(counts) for rank in range(count)]
-    writes = [
-        (owned[place][slot // size], slot % size, ranks[place] * step.num_columns + column)
-        for place, (length, new) in enumerate(zip(step.lengths, step.num_new, strict=True))
-        for column, slot in enumerate(range(length, length + new))
-    ]
-    blocks, rows, numbers = zip(*chosen, strict=True)
-    is_all = blocks == tuple(range(len(blocks)))
-    per_block = to_device([blocks, rows, [number * size for number in numbers], in_order], device)
-    per_token = to_device(list(zip(*writes, strict=True)), device)
-    queries, positions = torch.zeros(2, len(order) * step.num_columns, dtype=torch.long, device=device).unbind()
-    queries[per_token[2]] = torch.arange(step.num_tokens, device=device)
-    positions[per_token[2]] = step.slots
-    return BlockStep(
-        step=step,
-        blocks=None if is_all else per_block[0],
-        num_blocks=len(blocks),
-        write_blocks=per_token[0],
-        write_places=per_token[1],
-        rows=per_block[1],
-        first_slots=per_block[2],
-        row_blocks=to_device(row_blocks, device),
-        in_order=per_block[3],
-        counts=tuple(counts),
-        queries=queries.view(len(order), step.num_columns),
-        positions=positions.view(len(order), step.num_columns),
-        grid_index=per_token[2],
-    )
+    blocks, places = to_device(list(zip(*found, strict=True)), step.slots.device)
+    return blocks, places

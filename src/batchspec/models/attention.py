@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
-from batchspec.layout.blocks import BlockStep
+from batchspec.layout.block_step import AttentionLayout
 from batchspec.layout.shapes import Shapes
 from batchspec.models.attention_trial import AttentionKind
 from batchspec.models.block_attention import attend_blocks, block_mask
@@ -41,24 +41,25 @@ Anything else (position biases, chunks, indices of sparse attention) may change 
 
 class StepContext:
     """What all layers of one forward pass share: the layout, the shapes that attention is padded to (None: as they
-    come), and a mask for each window in use."""
+    come), and a mask for each part and window in use."""
 
-    def __init__(self, layout: BlockStep, shapes: Shapes | None) -> None:
+    def __init__(self, layout: AttentionLayout, shapes: Shapes | None) -> None:
         self.layout = layout
         self.shapes = shapes
-        self._masks: dict[tuple[int | None, int, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
 
     @property
     def is_row_alone(self) -> bool:
         return self.shapes is None and self.layout.step.num_rows == 1
 
-    def mask(self, window: int | None, num_groups: int, key: Tensor) -> Tensor:  # key: [B, kv heads, block, D]
+    def mask(self, part: int, window: int | None, num_groups: int, key: Tensor) -> Tensor:
         """Additive mask `[B, 1, queries, block]`: 0 where a query sees a slot, else -inf."""
-        kind = (window, num_groups, torch.promote_types(key.dtype, torch.float32))
+        kind = (part, window, num_groups, torch.promote_types(key.dtype, torch.float32))
         if kind not in self._masks:
-            num_queries = num_groups * self.layout.num_columns
+            blocks = self.layout.parts[part]
+            num_queries = num_groups * blocks.num_columns
             num_queries = self.shapes.num_queries(num_queries) if self.shapes else num_queries
-            self._masks[kind] = block_mask(self.layout, window, num_groups, num_queries, key.shape[2], kind[2])
+            self._masks[kind] = block_mask(blocks, window, num_groups, num_queries, key.shape[2], kind[3])
         return self._masks[kind]
 
 
@@ -71,7 +72,9 @@ _observed: ContextVar[set[AttentionKind] | None] = ContextVar("batchspec_observe
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel, layout: BlockStep, shapes: Shapes | None = None) -> Iterator[None]:
+def packed_attention(
+    model: PreTrainedModel, layout: AttentionLayout, shapes: Shapes | None = None
+) -> Iterator[None]:
     """Within this context `model` attends by this layout; outside of it the model is as it was.
 
     With `shapes`, experts too are computed token by token, in shapes that do not depend on the routing.
@@ -123,8 +126,8 @@ def _with_sub_configs(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 def packed_attention_forward(
     module: nn.Module,
     query: Tensor,  # [1, heads, N, head size]
-    key: Tensor,  # [B, kv heads, block, head size]
-    value: Tensor,  # [B, kv heads, block, value head size]
+    key: Tensor,  # [blocks, kv heads, block, head size]
+    value: Tensor,  # [blocks, kv heads, block, value head size]
     attention_mask: Tensor | None,
     scaling: float | None = None,
     softcap: float | None = None,
@@ -140,21 +143,35 @@ def packed_attention_forward(
     """
     _refuse_other_rules(module, attention_mask, kwargs)
     context = _context.get()
-    layout, num_places = context.layout, query.shape[2]
-    num_groups = query.shape[1] // key.shape[1]
+    num_places, num_groups = query.shape[2], query.shape[1] // key.shape[1]
     if (kinds := _observed.get()) is not None:
         sizes = (key.shape[1], num_groups, key.shape[3], value.shape[3])
         kinds.add(AttentionKind(*sizes, softcap is not None, s_aux is not None, key.dtype, key.device))
     window = _window(module, kwargs)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    line = query[0].transpose(0, 1)[: layout.step.num_tokens]  # [N, heads, D]
+    line = query[0].transpose(0, 1)[: context.layout.step.num_tokens]  # [N, heads, D]
     if context.is_row_alone:
-        out = attend_row(line, key, value, layout, window, scale, softcap, s_aux)
+        out = attend_row(line, key, value, context.layout.parts[0], window, scale, softcap, s_aux)
     else:
-        out = attend_blocks(line, key, value, layout, context.mask(window, num_groups, key), scale, softcap, s_aux)
+        out = _attend(context, line, key, value, window, scale, softcap, s_aux)
     if num_places > len(out):
         out = F.pad(out, (0, 0, 0, 0, 0, num_places - len(out)))
     return out.unsqueeze(0).contiguous(), None  # some models view it
+
+
+def _attend(
+    context: StepContext, query: Tensor, key: Tensor, value: Tensor, window: int | None, *rules: Any
+) -> Tensor:  # [N, heads, D], pools; [N, heads, value size]
+    """Part by part."""
+    layout = context.layout
+    lines: tuple[Tensor | slice, ...] = layout.lines or (slice(None),)
+    num_groups = query.shape[1] // key.shape[1]
+    outs = [
+        attend_blocks(query[line], part.read(key), part.read(value), part, mask, *rules)
+        for place, (part, line) in enumerate(zip(layout.parts, lines, strict=True))
+        for mask in [context.mask(place, window, num_groups, key)]
+    ]
+    return outs[0] if layout.order is None else torch.cat(outs).index_select(0, layout.order)
 
 
 def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:

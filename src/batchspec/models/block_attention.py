@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from batchspec.layout.blocks import BlockStep
+from batchspec.layout.block_step import BlockStep
 
 LOG2_E = math.log2(math.e)
 """Scores are counted in powers of 2, as PyTorch computes those several times faster than powers of e on CPUs."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import Cache
 
-from batchspec.layout.blocks import BlockStep, BlockTable, lay_out_blocks
+from batchspec.layout.block_step import AttentionLayout, lay_out_attention
+from batchspec.layout.blocks import BlockTable, homes
 from batchspec.layout.packed import PackedStep
 from batchspec.models.slot_cache import check_states, check_step
 
@@ -31,9 +31,10 @@ class BlockCache(Cache):
         self.table = BlockTable()
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
-        self.layout: BlockStep | None = None
+        self._homes: tuple[Tensor, Tensor] | None = None
+        """Where the tokens of the step go, `[N]` each: blocks, and places in there."""
 
-    def begin(self, step: PackedStep) -> BlockStep:
+    def begin(self, step: PackedStep) -> AttentionLayout:
         """Make `step` the layout of the coming forward pass; see that its slots exist.
 
         Raises:
@@ -41,8 +42,8 @@ class BlockCache(Cache):
         """
         check_step(step, self.num_rows, self.max_slots)
         self._reserve(step.rows, [held + new for held, new in zip(step.lengths, step.num_new, strict=True)])
-        self.layout = lay_out_blocks(step, self.table)
-        return self.layout
+        self._homes = homes(step, self.table)
+        return lay_out_attention(step, self.table)
 
     def update(
         self,
@@ -51,17 +52,17 @@ class BlockCache(Cache):
         layer_idx: int,
         *args: Any,
         **kwargs: Any,
-    ) -> tuple[Tensor, Tensor]:  # [B, kv heads, BLOCK, head size] twice
-        """Write the step's tokens to their slots; give back the blocks that the step attends to."""
-        if self.layout is None:
+    ) -> tuple[Tensor, Tensor]:  # [blocks, kv heads, BLOCK, head size] twice
+        """Write the step's tokens to their slots; give back the pools."""
+        if self._homes is None:
             raise RuntimeError("BlockCache.begin must be called before the forward pass")
         if layer_idx not in self.keys:
             keys, values = self._allocate(key_states), self._allocate(value_states)
             self.values[layer_idx] = values  # keys last: they say that both are there
             self.keys[layer_idx] = keys
-        self._write(self.keys[layer_idx], key_states, self.layout)
-        self._write(self.values[layer_idx], value_states, self.layout)
-        return _read(self.keys[layer_idx], self.layout), _read(self.values[layer_idx], self.layout)
+        self._write(self.keys[layer_idx], key_states, *self._homes)
+        self._write(self.values[layer_idx], value_states, *self._homes)
+        return self.keys[layer_idx], self.values[layer_idx]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
         """Let row `target` hold the first `length` slots of another row, and nothing else."""
@@ -109,10 +110,10 @@ class BlockCache(Cache):
         yield from self.keys.values()
         yield from self.values.values()
 
-    def _write(self, pool: Tensor, states: Tensor, layout: BlockStep) -> None:
+    def _write(self, pool: Tensor, states: Tensor, blocks: Tensor, places: Tensor) -> None:
         check_states(states, pool)
-        line = states[0].transpose(0, 1)[: layout.step.num_tokens]  # what stands behind is padding
-        pool[layout.write_blocks, :, layout.write_places] = line
+        line = states[0].transpose(0, 1)[: len(blocks)]  # what stands behind is padding
+        pool[blocks, :, places] = line
 
     def _allocate(self, states: Tensor) -> Tensor:
         _, heads, _, head_size = states.shape
@@ -128,7 +129,3 @@ def _grown(pool: Tensor, num_blocks: int) -> Tensor:
     new = pool.new_zeros(num_blocks, *pool.shape[1:])
     new[: len(pool)] = pool
     return new
-
-
-def _read(pool: Tensor, layout: BlockStep) -> Tensor:
-    return pool[: layout.num_blocks] if layout.blocks is None else torch.index_select(pool, 0, layout.blocks)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from batchspec.layout.blocks import BlockStep
+from batchspec.layout.block_step import BlockStep
 
 
 def attend_row(
     query: Tensor,  # [N, heads, D]
-    key: Tensor,  # [B, kv heads, block, D]
-    value: Tensor,  # [B, kv heads, block, value size]
+    key: Tensor,  # [blocks, kv heads, block, D]
+    value: Tensor,  # [blocks, kv heads, block, value size]
     layout: BlockStep,
     window: int | None,
     scaling: float,
@@ -21,7 +21,10 @@ def attend_row(
 ) -> Tensor:  # [N, heads, value size]
     """With PyTorch's own attention, unless scores are capped or sinks take up weight."""
     num_slots, num_groups = layout.step.num_slots, query.shape[1] // key.shape[1]
-    keys, values = _in_one(key, layout)[..., :num_slots, :], _in_one(value, layout)[..., :num_slots, :]
+    keys, values = (
+        _in_one(layout.read(key), layout)[..., :num_slots, :],
+        _in_one(layout.read(value), layout)[..., :num_slots, :],
+    )
     heads = query.transpose(0, 1).unsqueeze(0)  # [1, heads, N, D]
     if softcap is None and sinks is None:
         is_plain = layout.step.lengths[0] == 0 and (window is None or window >= num_slots)
