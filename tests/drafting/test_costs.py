@@ -20,12 +20,12 @@ def test_more_tokens_never_cost_less(found):
 def test_steps_that_are_seen_correct_all_sizes():
     costs = StepCosts([(1, 0.01), (11, 0.02)])
     for _ in range(200):
-        costs.correct(6, 0.03)
+        costs.correct(costs.seconds(6), 0.03)
     assert costs.seconds(6) == pytest.approx(0.03, rel=0.01)
     assert costs.seconds(1) == pytest.approx(0.02, rel=0.01)
 
 
 def test_an_accident_counts_little():
     costs = StepCosts([(1, 0.01), (11, 0.02)])
-    costs.correct(1, 60.0)
+    costs.correct(costs.seconds(1), 60.0)
     assert costs.seconds(1) < 0.011

@@ -182,8 +182,7 @@ def test_rows_hold_what_was_committed_whatever_happened(history: tuple[int, list
             cache.copy_row(first, second, len(rows[first]))
             rows[second] = list(rows[first])
         else:
-            cache.clear_row(second)
-            cache.rename_row(first, second)
+            cache.release_row(second, first, len(rows[first]))
             rows[second], rows[first] = rows[first], []
         owned = sorted(block for blocks in cache.table.rows.values() for block in blocks)
         assert owned == list(range(len(owned))), "the blocks in use are the first ones, each with one owner"

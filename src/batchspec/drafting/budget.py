@@ -1,7 +1,8 @@
 """Which draft tokens are worth their place in a step: decided token by token, over the whole batch.
 
-A step's time depends on its number of tokens, whichever rows they belong to. So the draft tokens of all rows
-compete: those of highest survival come first, and the cut is where output tokens per second are most,
+A step's time depends on its number of tokens, whichever rows they belong to, and a little on whose they are: rows
+that draft attend with more queries to what they hold. So the draft tokens of all rows compete: those of highest
+survival come first, and the cut is where output tokens per second are most,
 
     (rows + survivals taken) / (seconds of drafting + seconds of a step of rows + taken tokens).
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,8 @@ from torch import Tensor
 
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.estimates import Estimates, Mark, Trust
+from batchspec.layout.block_step import draft_columns
+from batchspec.layout.blocks import BLOCK
 from batchspec.request import Sequence
 
 PROBE_AFTER, PROBE_LAST = 32, 512
@@ -135,7 +137,7 @@ class AdaptiveBudget:
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
-        taken = best_cut(survivals, self.target_costs, self._spent(marks))
+        taken = best_cut(survivals, self.target_costs, self._spent(marks), num_blocks(rows))
         for place, row in enumerate(rows):
             _, patience = self._of(row)
             if taken[place]:
@@ -147,8 +149,8 @@ class AdaptiveBudget:
         return taken
 
     def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
-        num_tokens = len(rows) + sum(map(len, marks))
-        self.target_costs.correct(num_tokens, time.perf_counter() - self._since)
+        expected = step_seconds(self.target_costs, num_blocks(rows), [len(own) for own in marks])
+        self.target_costs.correct(expected, time.perf_counter() - self._since)
         for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
@@ -162,11 +164,11 @@ class AdaptiveBudget:
         if self.draft_costs is None:
             return []
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
-        verified = best_cut(survivals, self.target_costs)
-        num_tokens = len(rows) + sum(verified)
+        blocks = num_blocks(rows)
+        verified = best_cut(survivals, self.target_costs, blocks=blocks)
         gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))
         spent = self._spent(marks)
-        best = gained / (spent + self.target_costs.seconds(num_tokens))
+        best = gained / (spent + step_seconds(self.target_costs, blocks, verified))
         expected = {
             place: (survivals[place] or [1.0])[-1]
             * self.estimates.chance(_unseen(column), self._of(rows[place])[0])
@@ -176,7 +178,8 @@ class AdaptiveBudget:
         num_chosen = 0
         for count, place in enumerate(order, start=1):
             gained += expected[place]
-            seconds = spent + self.draft_costs.seconds(count) + self.target_costs.seconds(num_tokens + count)
+            verified[place] += 1
+            seconds = spent + self.draft_costs.seconds(count) + step_seconds(self.target_costs, blocks, verified)
             if gained / seconds > best:
                 best, num_chosen = gained / seconds, count
         return sorted(order[:num_chosen])
@@ -191,8 +194,8 @@ class AdaptiveBudget:
     def _correct_draft_costs(self, marks: Rows[Rows[Mark]], column: int) -> None:
         """The last column has just been drafted. The first one is not counted, as it may have read a prompt."""
         if column > 1 and self.draft_costs is not None:
-            width = sum(len(row) == column for row in marks)
-            self.draft_costs.correct(width, time.perf_counter() - self._since)
+            expected = self.draft_costs.seconds(sum(len(row) == column for row in marks))
+            self.draft_costs.correct(expected, time.perf_counter() - self._since)
 
     def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
         return self.estimates.survivals(marks, self._of(row)[0])
@@ -212,10 +215,16 @@ def open_rows(marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
     return [place for place, limit in enumerate(limits) if len(marks[place]) == column < limit]
 
 
-def best_cut(survivals: Rows[Rows[float]], costs: StepCosts, seconds_before: float = 0.0) -> list[int]:
+def best_cut(
+    survivals: Rows[Rows[float]],
+    costs: StepCosts,
+    seconds_before: float = 0.0,
+    blocks: Rows[int] | None = None,
+) -> list[int]:
     """How many candidates of each row to verify, so that tokens per second are most.
 
-    `survivals` fall along each row, so those of highest survival are always the first ones of their rows.
+    `survivals` fall along each row, so those of highest survival are always the first ones of their rows. As wide
+    rows cost more, each limit of the columns is tried. `blocks` are those that each row holds; None: one each.
 
     Two rows, the second of which has good candidates; each token of the step costs 0.2 of a step of one:
 
@@ -223,16 +232,41 @@ def best_cut(survivals: Rows[Rows[float]], costs: StepCosts, seconds_before: flo
     >>> best_cut([[0.3, 0.1], [0.9, 0.8, 0.3]], costs)  # (2 + 0.9 + 0.8) / 1.6 is more than with a third
     [0, 2]
     """
+    num_rows = len(survivals)
+    blocks = blocks or [1] * num_rows
+    num_blocks, more_blocks = sum(blocks), sum(blocks) - num_rows
     ranked = sorted(
         (-survival, column, place) for place, row in enumerate(survivals) for column, survival in enumerate(row)
     )
-    num_rows = len(survivals)
-    gained = accumulate((-negative for negative, *_ in ranked), initial=float(num_rows))
-    rates = [tokens / (seconds_before + costs.seconds(num_rows + count)) for count, tokens in enumerate(gained)]
+    best = num_rows / (seconds_before + costs.seconds(num_rows, more_blocks))
+    chosen: list[tuple[float, int, int]] = []
+    for most_columns in range(1, 1 + max(map(len, survivals), default=0)):
+        candidates = [candidate for candidate in ranked if candidate[1] < most_columns]
+        gained, num_drafting, widest = float(num_rows), 0, 0
+        for count, (negative, column, place) in enumerate(candidates, start=1):
+            gained -= negative
+            num_drafting += 0 if column else blocks[place]
+            widest = max(widest, column + 1)
+            added = draft_columns(num_blocks, num_drafting, 1 + widest)
+            rate = gained / (seconds_before + costs.seconds(num_rows + count, more_blocks, added))
+            if rate > best:
+                best, chosen = rate, candidates[:count]
     taken = [0] * num_rows
-    for *_, place in ranked[: rates.index(max(rates))]:
+    for *_, place in chosen:
         taken[place] += 1
     return taken
+
+
+def num_blocks(rows: Rows[Sequence]) -> list[int]:
+    """Blocks of the cache that each row needs for its newest token."""
+    return [1 + row.length // BLOCK for row in rows]
+
+
+def step_seconds(costs: StepCosts, blocks: Rows[int], num_draft_tokens: Rows[int]) -> float:
+    """Of a step in which each row has its newest token and so many drafts."""
+    num_drafting = sum(own for own, count in zip(blocks, num_draft_tokens, strict=True) if count)
+    added = draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens))
+    return costs.seconds(len(blocks) + sum(num_draft_tokens), sum(blocks) - len(blocks), added)
 
 
 def _unseen(column: int) -> Mark:

@@ -23,7 +23,7 @@ from batchspec.models.pairing import load_draft_model
 from batchspec.models.runner import FeatureRunner, PackedRunner, Runner
 from batchspec.models.shallow import num_layers, with_layers
 from batchspec.models.short_head import head_ids
-from batchspec.models.step_timing import measure_draft_steps, measure_steps
+from batchspec.models.step_timing import measure_attention, measure_draft_steps, measure_steps
 from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
@@ -61,7 +61,7 @@ def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None 
     if not config.is_adaptive or target.strategy != "packed":
         return FixedBudget()
     most = target.runner.num_rows * (1 + config.num_speculative_tokens)
-    target_costs = StepCosts(measure_steps(target.runner, most))
+    target_costs = StepCosts(measure_steps(target.runner, most), *measure_attention(target.runner.model))
     if draft is None:
         return AdaptiveBudget(target_costs)
     return AdaptiveBudget(target_costs, StepCosts(measure_draft_steps(draft, draft.num_rows)))

@@ -1,4 +1,4 @@
-"""What a step of a model costs, by its number of tokens."""
+"""What a step of a model costs, by its number of tokens, and by the blocks of the cache that they attend to."""
 
 from __future__ import annotations
 
@@ -22,27 +22,36 @@ class StepCosts:
     (0.014, 0.024)
     >>> StepCosts([(1, 1.0), (3, 3.0)]).seconds(5)  # beyond, the last line goes on
     5.0
+    >>> StepCosts([(1, 1.0)], block_seconds=0.1, column_seconds=0.01).seconds(1, more_blocks=2, draft_columns=5)
+    1.25
     """
 
     points: list[tuple[int, float]]
     """Tokens and seconds."""
+    block_seconds: float = 0.0
+    """Of attention to one more block of the cache than one for each row, ..."""
+    column_seconds: float = 0.0
+    """... and of one more column of queries of a block."""
     correction: float = 1.0
 
     def __post_init__(self) -> None:
         self.points = list(_never_falling(sorted(self.points)))
 
-    def seconds(self, num_tokens: int) -> float:
+    def seconds(self, num_tokens: int, more_blocks: int = 0, draft_columns: int = 0) -> float:
+        attention = more_blocks * self.block_seconds + draft_columns * self.column_seconds
+        return self.correction * (self._at(num_tokens) + attention)
+
+    def correct(self, expected: float, seconds: float) -> None:
+        """A step that was to take `expected` seconds was seen to take so long."""
+        self.correction *= min(MOST_OFF, max(1 / MOST_OFF, seconds / expected)) ** SMOOTHING
+
+    def _at(self, num_tokens: int) -> float:
         if len(self.points) == 1:
-            return self.correction * self.points[0][1]
+            return self.points[0][1]
         place = bisect_right(self.points, num_tokens, key=lambda point: point[0])
         place = min(max(place, 1), len(self.points) - 1)
         (left, low), (right, high) = self.points[place - 1 : place + 1]
-        return self.correction * (low + (high - low) * (num_tokens - left) / (right - left))
-
-    def correct(self, num_tokens: int, seconds: float) -> None:
-        """A step of so many tokens was seen to take so long."""
-        ratio = seconds / self.seconds(num_tokens)
-        self.correction *= min(MOST_OFF, max(1 / MOST_OFF, ratio)) ** SMOOTHING
+        return low + (high - low) * (num_tokens - left) / (right - left)
 
 
 def _never_falling(points: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:

@@ -159,13 +159,22 @@ def lay_out_attention(step: PackedStep, table: BlockTable) -> AttentionLayout:
 
 def is_worth_two_calls(num_blocks: int, num_drafting: int, num_columns: int) -> bool:
     """Is it cheaper to read the blocks of the rows that draft once more than to compute draft columns for all?"""
-    return two_calls_cost(num_drafting, num_columns) < one_call_cost(num_blocks, num_columns)
+    return _two_calls(num_drafting, num_columns) < _one_call(num_blocks, num_columns)
 
 
-def one_call_cost(num_blocks: int, num_columns: int) -> int:
-    """What drafts add to a step's attention, in columns of a block."""
+def draft_columns(num_blocks: int, num_drafting: int, num_columns: int) -> int:
+    """What drafts add to a step's attention, counted in columns of a block: of `num_blocks` in all, `num_drafting`
+    are those of rows that draft.
+
+    >>> draft_columns(100, 30, 2), draft_columns(100, 30, 9)  # all widened by one; two calls
+    (100, 535)
+    """
+    return min(_one_call(num_blocks, num_columns), _two_calls(num_drafting, num_columns))
+
+
+def _one_call(num_blocks: int, num_columns: int) -> int:
     return num_blocks * (num_columns - 1)
 
 
-def two_calls_cost(num_drafting: int, num_columns: int) -> int:
+def _two_calls(num_drafting: int, num_columns: int) -> int:
     return num_drafting * (READ_COST + num_columns - 1) + CALL_COST

@@ -27,6 +27,10 @@ BLOCKS = (1, 2, 3, 8, 33, 100)
 """Numbers of blocks in a step."""
 
 
+Stage = Callable[[Tensor, Tensor], Tensor]
+"""From a grid of queries, and keys or values, to what the stage gives for each query."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionKind:
     """What may decide how a library computes attention, but for the shape of a step."""
@@ -66,36 +70,42 @@ class AttentionTrial:
         self.kind = kind
         self.grid, self.keys = cancelling((*grid, kind.head_size), (blocks, heads, BLOCK, kind.head_size), like)
         self.scores = random_like((*grid, BLOCK), precise)
+        self.no_mask = self.scores.new_zeros(1, 1, 1, BLOCK)
         weights, values = cancelling((*grid, BLOCK), (blocks, heads, kind.value_size, BLOCK), like)
         self.weights, self.values = weights.to(precise), values.transpose(-1, -2).contiguous()
 
     def is_alike(self, least: int, multiple: int) -> bool:
         """Does each query get the same bits in each stage, whatever number of queries and blocks is computed?"""
         softcap = 30.0 if self.kind.has_softcap else None
-        stages: list[Callable[[slice, slice], Tensor]] = [
-            lambda blocks, queries: scores(
-                self.grid[blocks, :, queries],
-                self.keys[blocks],
-                torch.zeros_like(self.scores[blocks, :1, queries]),
-                0.1,
-                softcap,
-            ),
-            lambda blocks, queries: weigh(
-                self.scores[blocks, :, queries].clone(), self.scores[blocks, :, queries].amax(dim=-1)
-            ),
-            lambda blocks, queries: weighted_sums(self.weights[blocks, :, queries], self.values[blocks]),
+        stages: list[tuple[Tensor, Tensor, Stage]] = [
+            (self.grid, self.keys, lambda grid, keys: scores(grid, keys, self.no_mask, 0.1, softcap)),
+            (self.scores, self.keys, lambda scored, keys: _joined(*weigh(scored))),
+            (self.weights, self.values, weighted_sums),
         ]
-        return all(self._is_alike(stage, least, multiple) for stage in stages)
-
-    def _is_alike(self, stage: Callable[[slice, slice], Tensor], least: int, multiple: int) -> bool:
         sizes = sorted({padded_to(self.kind.num_groups * columns, least, multiple) for columns in COLUMNS})
-        whole = stage(slice(None), slice(None, sizes[-1]))
-        for count in BLOCKS:
-            for first in {0, BLOCKS[-1] - count}:
-                blocks = slice(first, first + count)
-                for size in sizes:
-                    for start in {0, sizes[-1] - size}:  # the same queries at other places
-                        queries = slice(start, start + size)
-                        if not torch.equal(stage(blocks, queries), whole[blocks, :, queries]):
-                            return False
-        return True
+        return all(_is_alike(*stage, sizes) for stage in stages)
+
+
+def _is_alike(grid: Tensor, store: Tensor, stage: Stage, sizes: list[int]) -> bool:
+    """`grid` `[blocks, kv heads, queries, size]`; each query is computed in steps of all sizes, at both ends."""
+    whole = stage(_part(grid, slice(None), slice(sizes[-1])), store)
+    for count in BLOCKS:
+        for first in {0, BLOCKS[-1] - count}:
+            blocks = slice(first, first + count)
+            for size in sizes:
+                for start in {0, sizes[-1] - size}:
+                    queries = slice(start, start + size)
+                    if not torch.equal(
+                        stage(_part(grid, blocks, queries), store[blocks]), whole[blocks, :, queries]
+                    ):
+                        return False
+    return True
+
+
+def _joined(weights: Tensor, logs: Tensor) -> Tensor:
+    return torch.cat([weights, logs.unsqueeze(-1)], dim=-1)
+
+
+def _part(grid: Tensor, blocks: slice, queries: slice) -> Tensor:
+    """A tensor of its own, as a step's is: how it lies in memory may decide what code is chosen."""
+    return grid[blocks, :, queries].clone(memory_format=torch.contiguous_format)

@@ -8,16 +8,15 @@ lies behind its position has a weight of exactly 0.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from batchspec.layout.block_step import BlockStep
 
-LOG2_E = math.log2(math.e)
-"""Scores are counted in powers of 2, as PyTorch computes those several times faster than powers of e on CPUs."""
+HIDDEN = -1e30
+"""Added to the score of a slot that a query does not see: finite, as a block may have no other, and yet so low
+that its weight beside any other score is exactly 0."""
 
 
 def attend_blocks(
@@ -35,16 +34,17 @@ def attend_blocks(
     nothing, since fewer would be computed by other code."""
     num_kv_heads, num_columns = key.shape[1], layout.num_columns
     grid = spread(query, layout, num_kv_heads, mask.shape[2])
-    scored = scores(grid, key, mask, scaling, softcap)
-    largest = scored.amax(dim=-1)[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]
+    weights, logs = weigh(scores(grid, key, mask, scaling, softcap))
+    largest = logs[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]
     added = None if sinks is None else _spread_sinks(sinks.to(largest), num_kv_heads, num_columns, mask.shape[2])
     if added is not None:
         largest = torch.maximum(largest, added)
-    weights = weigh(scored, largest[layout.rows])
-    total = add_up(weighted_sums(weights, value), layout)
+    shares = (logs - largest[layout.rows]).exp_().unsqueeze(-1)  # of each block in its row
+    sums = weighted_sums(weights, value)
+    total = add_up(torch.cat([sums * shares, shares], dim=-1), layout)
     values, weight = total[..., :-1], total[..., -1:]
     if added is not None:
-        weight = weight + (added - largest).exp2_().unsqueeze(-1)
+        weight = weight + (added - largest).exp_().unsqueeze(-1)
     return gather((values / weight).to(value.dtype), layout, query.shape[1])
 
 
@@ -59,22 +59,23 @@ def spread(query: Tensor, layout: BlockStep, num_kv_heads: int, num_queries: int
 
 
 def scores(grid: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
-    """`[B, kv heads, queries, block]`: logarithms to base 2 of what the softmax weighs; -inf where the mask is."""
+    """`[B, kv heads, queries, block]`, in the mask's dtype."""
     products = torch.matmul(grid, key.transpose(-1, -2))
     if softcap is not None:
         products = torch.tanh(products.mul_(scaling / softcap)).mul_(softcap / scaling)
-    return torch.add(mask, products, alpha=scaling * LOG2_E)
+    return torch.add(mask, products, alpha=scaling)
 
 
-def weigh(scored: Tensor, largest: Tensor) -> Tensor:  # [B, kv heads, queries, block], [B, kv heads, queries]
-    """What the softmax over all blocks of a row has above its fraction line. May overwrite `scored`."""
-    return scored.sub_(largest.unsqueeze(-1)).exp2_()
+def weigh(scored: Tensor) -> tuple[Tensor, Tensor]:  # [B, kv heads, queries, block], [B, kv heads, queries]
+    """Softmax over each block, and the logarithm of the sum that it divided by: where the score is largest, it
+    leaves one over that sum. (`exp` by itself would round otherwise where threads or vectors end.)"""
+    weights = torch.softmax(scored, dim=-1)
+    return weights, scored.amax(dim=-1) - weights.amax(dim=-1).log_()
 
 
-def weighted_sums(weights: Tensor, value: Tensor) -> Tensor:  # [B, kv heads, queries, value size + 1]
-    """Of each block: the weighted values, and behind them the weights' own sum."""
-    sums = torch.matmul(weights.to(value.dtype), value).to(weights.dtype)
-    return torch.cat([sums, weights.sum(dim=-1, keepdim=True)], dim=-1)
+def weighted_sums(weights: Tensor, value: Tensor) -> Tensor:
+    """`[B, kv heads, queries, value size]`, in the weights' dtype."""
+    return torch.matmul(weights.to(value.dtype), value).to(weights.dtype)
 
 
 def add_up(parts: Tensor, layout: BlockStep) -> Tensor:  # [B, ...]; [R, ...]
@@ -110,12 +111,12 @@ def block_mask(
     visible = slots <= positions
     if window is not None:
         visible &= slots > positions - window
-    mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, -torch.inf)
+    mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, HIDDEN)
     mask = mask.repeat(1, num_groups, 1)
     return F.pad(mask, (0, 0, 0, max(0, num_queries - mask.shape[1]))).unsqueeze(1)
 
 
 def _spread_sinks(sinks: Tensor, num_kv_heads: int, num_columns: int, num_queries: int) -> Tensor:
     """`[heads]` to `[kv heads, queries]`: a score beside those of the slots, for each query."""
-    grid = (sinks * LOG2_E).view(num_kv_heads, -1, 1).expand(-1, -1, num_columns).reshape(num_kv_heads, -1)
+    grid = sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_columns).reshape(num_kv_heads, -1)
     return F.pad(grid, (0, max(0, num_queries - grid.shape[1])))

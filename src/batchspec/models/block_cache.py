@@ -85,8 +85,11 @@ class BlockCache(Cache):
                 pool[targets] = pool[sources]
         self.table.drop(row, moves)
 
-    def rename_row(self, row: int, name: int) -> None:
-        self.table.rename(row, name)
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        """Let the last row take the place of `row`: it keeps its blocks under another number."""
+        self.clear_row(row)
+        if row != last:
+            self.table.rename(last, row)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and positions are always handed to the model."""

@@ -132,11 +132,9 @@ class PackedRunner:
 
     @torch.inference_mode()
     def release_row(self, row: int, last: int, last_length: int) -> None:
-        self.cache.clear_row(row)
-        if row != last:
-            self.cache.rename_row(last, row)
-            if self.features is not None:
-                self.features.copy_row(last, row, last_length)
+        self.cache.release_row(row, last, last_length)
+        if row != last and self.features is not None:
+            self.features.copy_row(last, row, last_length)
 
 
 class FeatureRunner(PackedRunner):

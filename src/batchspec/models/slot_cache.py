@@ -81,6 +81,12 @@ class SlotCache(Cache):
                 if row < tensor.shape[0]:  # else no step has needed it yet
                     tensor[row].zero_()
 
+    def release_row(self, row: int, last: int, last_length: int) -> None:
+        """Let the last row, of so many tokens, take the place of `row`, and clear where it was."""
+        if row != last:
+            self.copy_row(last, row, last_length)
+        self.clear_row(last)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: rows have lengths of their own, and positions are always handed to the model."""
         return 0
