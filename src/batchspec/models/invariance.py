@@ -2,8 +2,9 @@
 
 Three questions, asked of this model on this device in this dtype:
 
-1. At which numbers of tokens does every matrix product give a token the same bits, wherever it stands? Measured
-   for each weight shape with random inputs, as libraries choose their code by shape (`token_counts`).
+1. At which numbers of tokens do every matrix product and every activation give a token the same bits, wherever it
+   stands? Measured for each weight shape with random inputs, as libraries choose their code by shape
+   (`token_counts`, `activations.py`).
 2. With how many queries must attention be computed for a query's result not to depend on the draft length and the
    other rows? Measured for the kinds of attention layers that it has (`attention_trial.py`).
 3. Does the whole model, norms, activations, positions and experts included, keep to it? Tokens are computed one by
@@ -27,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from batchspec.layout.packed import pack
 from batchspec.layout.shapes import Shapes
+from batchspec.models.activations import sizes_of_even_activations
 from batchspec.models.attention import observed_attention
 from batchspec.models.attention_trial import AttentionKind, find_queries
 from batchspec.models.prepacking import PrepackedLinear, as_prepacked, description
@@ -77,7 +79,7 @@ def find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
         ValueError: there are none on this device.
     """
     layers = frozenset(type(module) for module in model.modules())
-    key = (limits, layers, *circumstances(torch.empty(0, dtype=model.dtype, device=model.device)))
+    key = (limits, layers, *circumstances(_like(model)))
     found = _found.setdefault(model, {})
     if key not in found:
         found[key] = _find_shapes(model, limits)
@@ -87,12 +89,10 @@ def find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
 def _find_shapes(model: PreTrainedModel, limits: Limits) -> Shapes:
     _refuse_looped_experts(model)
     for shapes in _candidates(model, limits):
-        trial = _Trial(model, shapes, limits)
-        counts = trial.sizes_up_to(limits.num_tokens)
-        shapes = replace(shapes, token_counts=counts)
-        is_enough = bool(counts) and counts[-1] >= limits.num_tokens
-        if is_enough and trial.is_alike_beside_others(shapes) and _is_alike_over_long_rows(model, shapes, limits):
-            return shapes
+        counts = _Trial(model, shapes, limits).even_sizes()
+        found = replace(shapes, token_counts=counts)
+        if counts and _is_alike_over_long_rows(model, found, limits):
+            return found
     raise ValueError(
         f"numerics='invariant' cannot be had for model type {model.config.model_type!r} in {model.dtype} on "
         f"{model.device}: what a token computes depends on the others in a step; use numerics='fast'"
@@ -113,6 +113,7 @@ def _refuse_looped_experts(model: PreTrainedModel) -> None:
 def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     """Steps of many sizes, or, if that cannot be, all of one."""
     counts = token_counts(model, 2 * limits.num_tokens)  # the first that is large enough may turn out uneven
+    counts = sizes_of_even_activations(model, lambda: _run_one_token(model), counts, _like(model))
     kinds = attention_kinds(model)
     queries = find_queries(kinds)
     if counts and counts[-1] >= limits.num_tokens and queries is not None:
@@ -142,8 +143,12 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
 def attention_kinds(model: PreTrainedModel) -> frozenset[AttentionKind]:
     """The kinds of attention layers, as one token meets them."""
     with observed_attention() as kinds:
-        PackedRunner(model, 1, 1).forward(pack([0], [1], model.device), _line(model, [0]))
+        _run_one_token(model)
     return frozenset(kinds)
+
+
+def _run_one_token(model: PreTrainedModel) -> None:
+    PackedRunner(model, 1, 1).forward(pack([0], [1], model.device), _line(model, [0]))
 
 
 class _Trial:
@@ -165,15 +170,25 @@ class _Trial:
         for row in range(1, limits.num_rows):
             self._full.copy_row(0, row, len(self.prompt))
 
-    def sizes_up_to(self, num_tokens: int) -> tuple[int, ...]:
-        """The sizes of steps that give the same logits, up to the first for so many tokens."""
-        counts: list[int] = []
-        for count in self.shapes.token_counts:
-            if self.is_alike_in_all_rows(count):
+    def even_sizes(self) -> tuple[int, ...]:
+        """The sizes of steps that give the same logits, up to the first for all tokens of an engine; none if there
+        is no such size."""
+        uneven: set[int] = set()
+        while True:
+            counts: list[int] = []
+            for count in self.shapes.token_counts:
+                if count in uneven or not self.is_alike_in_all_rows(count):
+                    uneven.add(count)
+                    continue
                 counts.append(count)
-                if count >= num_tokens:
+                if count >= self.limits.num_tokens:
                     break
-        return tuple(counts)
+            else:
+                return ()
+            found = self.uneven_beside_others(replace(self.shapes, token_counts=tuple(counts)))
+            if not found:
+                return tuple(counts)
+            uneven |= found
 
     def is_alike_in_all_rows(self, count: int) -> bool:
         """Do steps of so many tokens, as far as rows have any, give the same logits? All rows hold the prompt and
@@ -186,8 +201,9 @@ class _Trial:
         self._full.shapes = self._of_size(count)
         return torch.equal(self._full.forward(step, line), self.wanted[_line(self.model, columns)])
 
-    def is_alike_beside_others(self, shapes: Shapes) -> bool:
-        """Does a row give the same among others, few and many, that start from nothing?"""
+    def uneven_beside_others(self, shapes: Shapes) -> set[int]:
+        """The sizes at which a row gives something else among others, few and many, that start from nothing."""
+        uneven = set()
         for num_rows in sorted({1, min(2, self.limits.num_rows), self.limits.num_rows}):
             runner = self._runner(num_rows, shapes)
             for row, num_others in product({0, num_rows - 1}, {1, self.limits.num_columns}):
@@ -198,8 +214,8 @@ class _Trial:
                 step = pack(lengths, [len(line) for line in lines], self.model.device)
                 got = runner.forward(step, _line(self.model, [token for line in lines for token in line]))
                 if not torch.equal(got[step.cache_rows == row], self.wanted):
-                    return False
-        return True
+                    uneven.add(shapes.num_tokens(step.num_tokens))
+        return uneven
 
     def _of_size(self, count: int) -> Shapes:
         return replace(self.shapes, token_counts=(count,))
@@ -229,6 +245,10 @@ def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Lim
 def _tokens(model: PreTrainedModel, count: int) -> list[int]:
     """Some token ids."""
     return [(7 * place + 3) % model.get_input_embeddings().weight.shape[0] for place in range(count)]
+
+
+def _like(model: PreTrainedModel) -> Tensor:
+    return torch.empty(0, dtype=model.dtype, device=model.device)
 
 
 def _line(model: PreTrainedModel, token_ids: list[int]) -> Tensor:
