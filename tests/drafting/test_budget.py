@@ -41,6 +41,22 @@ def test_the_cut_is_the_best_of_all(rows, slope, step):
     assert rate(survivals, best_cut(survivals, costs), costs) == pytest.approx(best)
 
 
+def test_a_row_of_many_blocks_must_promise_more():
+    """Both rows offer the same; the second one holds 40 blocks, which draft columns make dear."""
+    costs = StepCosts([(1, 1.0), (11, 1.5)], column_seconds=0.01)
+    survivals = [[0.4], [0.4]]
+    assert best_cut(survivals, costs) == [1, 1]
+    assert best_cut(survivals, costs, blocks=[1, 1]) == [1, 1]
+    assert best_cut(survivals, costs, blocks=[1, 40]) == [0, 0]  # all queries would be widened
+
+
+def test_a_wide_draft_is_narrowed_where_width_is_dear():
+    costs = StepCosts([(1, 1.0), (20, 1.02)], column_seconds=0.004)
+    survivals = [[0.9, 0.8, 0.5, 0.4], *([[0.5]] * 4)]
+    assert best_cut(survivals, costs, blocks=[1] * 5) == [4, 1, 1, 1, 1]
+    assert best_cut(survivals, costs, blocks=[10] * 5) == [1] * 5
+
+
 def rows_of(count):
     return [Sequence("r", greedy(), [1], 1, 10_000) for _ in range(count)]
 
