@@ -41,9 +41,10 @@ class BlockStep:
     counts: tuple[int, ...]
     """... of which there are so many: `R` first ones, and no more from one to the next."""
     queries: Tensor
-    """`[R, columns]` int64: the places on the line of each row's queries; empty places repeat some other."""
+    """`[B, columns]` int64: the places on the line of each block's queries, its row's; empty places repeat some
+    other."""
     positions: Tensor
-    """`[R, columns]` int64: their positions; 0 at empty places, which then see slot 0 (never nothing)."""
+    """`[B, columns]` int64: their positions; 0 at empty places, which then see slot 0 (never nothing)."""
     grid_index: Tensor
     """`[N]` int64: place of each token in the flattened grid of `R` rows."""
 
@@ -70,7 +71,7 @@ def lay_out_blocks(step: PackedStep, table: BlockTable) -> BlockStep:
     >>> layout.row_blocks.tolist(), layout.in_order.tolist(), layout.counts
     ([[1, 2], [0, 0]], [1, 0, 2], (2, 1))
     >>> layout.queries.tolist(), layout.positions.tolist(), layout.grid_index.tolist()
-    ([[1, 2], [0, 0]], [[6, 7], [2, 0]], [2, 0, 1])
+    ([[0, 0], [1, 2], [1, 2]], [[2, 0], [6, 7], [6, 7]], [2, 0, 1])
     """
     device = step.slots.device
     owned = [table.rows.get(row, []) for row in step.rows]
@@ -104,8 +105,8 @@ def lay_out_blocks(step: PackedStep, table: BlockTable) -> BlockStep:
         row_blocks=to_device(row_blocks, device),
         in_order=per_block[3],
         counts=tuple(counts),
-        queries=queries.view(len(order), step.num_columns),
-        positions=positions.view(len(order), step.num_columns),
+        queries=queries.view(len(order), step.num_columns)[per_block[1]],
+        positions=positions.view(len(order), step.num_columns)[per_block[1]],
         grid_index=grid_index,
     )
 

@@ -164,11 +164,11 @@ def _attend(
 ) -> Tensor:  # [N, heads, D], pools; [N, heads, value size]
     """Part by part."""
     layout = context.layout
-    lines: tuple[Tensor | slice, ...] = layout.lines or (slice(None),)
+    queries = [query.index_select(0, line) for line in layout.lines] or [query]
     num_groups = query.shape[1] // key.shape[1]
     outs = [
-        attend_blocks(query[line], part.read(key), part.read(value), part, mask, *rules)
-        for place, (part, line) in enumerate(zip(layout.parts, lines, strict=True))
+        attend_blocks(own, part.read(key), part.read(value), part, mask, *rules)
+        for place, (part, own) in enumerate(zip(layout.parts, queries, strict=True))
         for mask in [context.mask(place, window, num_groups, key)]
     ]
     return outs[0] if layout.order is None else torch.cat(outs).index_select(0, layout.order)

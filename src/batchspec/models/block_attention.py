@@ -51,9 +51,9 @@ def attend_blocks(
 def spread(query: Tensor, layout: BlockStep, num_kv_heads: int, num_queries: int) -> Tensor:
     """`[N, heads, D]` to `[B, kv heads, queries, D]`: each block's queries."""
     size = query.shape[2]
-    index = layout.queries[layout.rows]  # [B, columns]
-    chosen = query.index_select(0, index.flatten()).view(*index.shape, num_kv_heads, -1, size)
-    grid = chosen.permute(0, 2, 3, 1, 4).reshape(len(index), num_kv_heads, -1, size)
+    num_blocks, num_columns = layout.queries.shape
+    chosen = query.index_select(0, layout.queries.flatten()).view(num_blocks, num_columns, num_kv_heads, -1, size)
+    grid = chosen.permute(0, 2, 3, 1, 4).reshape(num_blocks, num_kv_heads, -1, size)
     missing = num_queries - grid.shape[2]
     return F.pad(grid, (0, 0, 0, missing)) if missing > 0 else grid
 
@@ -106,7 +106,7 @@ def block_mask(
     layout: BlockStep, window: int | None, num_groups: int, num_queries: int, block: int, dtype: torch.dtype
 ) -> Tensor:  # [B, 1, queries, block]
     """A query at position p sees slots 0 ... p; with a window w only the last w of them."""
-    positions = layout.positions[layout.rows].unsqueeze(-1)  # [B, columns, 1]
+    positions = layout.positions.unsqueeze(-1)  # [B, columns, 1]
     slots = layout.first_slots.view(-1, 1, 1) + torch.arange(block, device=positions.device)
     visible = slots <= positions
     if window is not None:
