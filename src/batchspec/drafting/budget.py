@@ -29,6 +29,12 @@ from batchspec.request import Sequence
 PROBE_AFTER, PROBE_LAST = 32, 512
 """Rounds without a draft before one is tried all the same. In vain, the next try comes after twice as many."""
 
+TRIED_TOGETHER = 0.25
+"""Share of the rows with candidates that have to be due before a step is made dearer for a try."""
+
+WANTED = 1.02
+"""What drafts have to promise, of the rate without: the best of many estimates is never quite what comes."""
+
 CONFIDENCE = "confidence"
 """The source of a draft model's marks."""
 
@@ -86,13 +92,16 @@ class Patience:
     num_idle: int = 0
     limit: int = PROBE_AFTER
 
+    @property
     def is_over(self) -> bool:
-        """Asked once for each round without a draft."""
+        return self.num_idle >= self.limit
+
+    def wait(self) -> None:
+        """One more round without a draft."""
         self.num_idle += 1
-        if self.num_idle < self.limit:
-            return False
+
+    def try_now(self) -> None:
         self.num_idle, self.limit = 0, min(2 * self.limit, PROBE_LAST)
-        return True
 
     def reset(self) -> None:
         self.num_idle, self.limit = 0, PROBE_AFTER
@@ -123,13 +132,21 @@ class AdaptiveBudget:
         self._correct_draft_costs(marks, column)
         chosen = self._worth_drafting(rows, marks, open_rows(marks, limits), column)
         if column == 0:
-            self._is_probing = not chosen and self._patience.is_over()
-            if self._is_probing:
-                chosen = open_rows(marks, limits)
-            elif chosen:
+            if chosen:
+                self._is_probing = False
                 self._patience.reset()
+            else:
+                chosen = self._probe(open_rows(marks, limits))
         self._since = time.perf_counter()
         return chosen
+
+    def _probe(self, rows: list[int]) -> list[int]:
+        """The draft model does not pay: it is tried with all rows now and then."""
+        self._patience.wait()
+        self._is_probing = self._patience.is_over
+        if self._is_probing:
+            self._patience.try_now()
+        return rows if self._is_probing else []
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         trust, _ = self._of(row)
@@ -138,15 +155,28 @@ class AdaptiveBudget:
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         taken = best_cut(survivals, self.target_costs, self._spent(marks), num_blocks(rows))
-        for place, row in enumerate(rows):
-            _, patience = self._of(row)
-            if taken[place]:
-                patience.reset()
-            elif marks[place] and (self._is_probing or patience.is_over()):
-                taken[place] = 1
+        for place in self._due(rows, marks, taken):
+            taken[place] = 1
         self._is_probing = False
         self._since = time.perf_counter()
         return taken
+
+    def _due(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], taken: Rows[int]) -> list[int]:
+        """Rows that were left out for long and are tried again: beside others that draft, or many at once, as the
+        first draft of a step costs most."""
+        left_out = [place for place, own in enumerate(marks) if own and not taken[place]]
+        patience = [self._of(row)[1] for row in rows]
+        for place, count in enumerate(taken):
+            if count:
+                patience[place].reset()
+        for place in left_out:
+            patience[place].wait()
+        due = [place for place in left_out if self._is_probing or patience[place].is_over]
+        if not (self._is_probing or any(taken)) and len(due) < TRIED_TOGETHER * len(left_out):
+            return []
+        for place in due:
+            patience[place].try_now()
+        return due
 
     def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
         expected = step_seconds(self.target_costs, num_blocks(rows), [len(own) for own in marks])
@@ -221,7 +251,8 @@ def best_cut(
     seconds_before: float = 0.0,
     blocks: Rows[int] | None = None,
 ) -> list[int]:
-    """How many candidates of each row to verify, so that tokens per second are most.
+    """How many candidates of each row to verify, so that tokens per second are most; none, unless that promises a
+    little more than the rate without.
 
     `survivals` fall along each row, so those of highest survival are always the first ones of their rows. As wide
     rows cost more, each limit of the columns is tried. `blocks` are those that each row holds; None: one each.
@@ -238,7 +269,7 @@ def best_cut(
     ranked = sorted(
         (-survival, column, place) for place, row in enumerate(survivals) for column, survival in enumerate(row)
     )
-    best = num_rows / (seconds_before + costs.seconds(num_rows, more_blocks))
+    best = WANTED * num_rows / (seconds_before + costs.seconds(num_rows, more_blocks))
     chosen: list[tuple[float, int, int]] = []
     for most_columns in range(1, 1 + max(map(len, survivals), default=0)):
         candidates = [candidate for candidate in ranked if candidate[1] < most_columns]
