@@ -230,6 +230,8 @@ def test_ctrl_c_leaves_reports_of_what_is_there(common, tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            # A shell that runs the tests in the background has its children ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for _ in range(600):
