@@ -6,19 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_states import KEY_SIZE, KV_HEADS, VALUE_SIZE, states_of
 from torch import Tensor
 
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.models import slot_cache
 from batchspec.models.slot_cache import SlotCache
-
-KV_HEADS, KEY_SIZE, VALUE_SIZE = 2, 4, 3
-
-
-def states_of(labels: list[float]) -> tuple[Tensor, Tensor]:
-    """Keys and values of a line of tokens: `[1, kv heads, N, size]`, each filled with its token's label."""
-    line = torch.tensor(labels, dtype=torch.float64).view(1, 1, -1, 1)
-    return line.expand(1, KV_HEADS, -1, KEY_SIZE).clone(), (-line).expand(1, KV_HEADS, -1, VALUE_SIZE).clone()
 
 
 def write(cache: SlotCache, step: PackedStep, labels: list[float], layer: int = 0) -> tuple[Tensor, Tensor]:
@@ -100,27 +93,6 @@ def test_move_row_copies_the_tokens_of_all_layers():
     for layer in (0, 1):
         assert cache.keys[layer][:, 0, :3, 0].tolist() == [[30, 31, 32], [20, 0, 0], [30, 31, 32]]
         assert cache.values[layer][0, 0, :3, 0].tolist() == [-30, -31, -32]
-
-
-def test_a_step_beyond_the_rows_is_refused():
-    cache = SlotCache(num_rows=2, max_slots=8)
-    cache.begin(pack([0], [1], rows=[1]))
-    with pytest.raises(ValueError, match="rows must be below 2, got 2"):
-        cache.begin(pack([0], [1], rows=[2]))
-    with pytest.raises(ValueError, match="rows must be below 2, got 2"):
-        cache.begin(pack([0, 0, 0], [1, 1, 1]))
-
-
-def test_a_step_beyond_the_slots_is_refused():
-    cache = SlotCache(num_rows=2, max_slots=8)
-    cache.begin(pack([0, 5], [1, 3]))
-    with pytest.raises(ValueError, match="a row must have at most 8 tokens, got 9"):
-        cache.begin(pack([0, 5], [1, 4]))
-
-
-def test_writing_needs_a_layout():
-    with pytest.raises(RuntimeError, match="begin must be called"):
-        SlotCache(num_rows=1, max_slots=8).update(*states_of([1]), 0)
 
 
 MOST_SLOTS = 20
