@@ -53,7 +53,7 @@ class StepContext:
         return self.shapes is None and self.layout.step.num_rows == 1
 
     def mask(self, part: int, window: int | None, num_groups: int, key: Tensor) -> Tensor:
-        """Additive mask `[B, 1, queries, block]`: 0 where a query sees a slot, else -inf."""
+        """Additive mask `[B, 1, queries, block]`: 0 where a query sees a slot."""
         kind = (part, window, num_groups, torch.promote_types(key.dtype, torch.float32))
         if kind not in self._masks:
             blocks = self.layout.parts[part]
@@ -167,9 +167,10 @@ def _attend(
     queries = [query.index_select(0, line) for line in layout.lines] or [query]
     num_groups = query.shape[1] // key.shape[1]
     outs = [
-        attend_blocks(own, part.read(key), part.read(value), part, mask, *rules)
+        attend_blocks(
+            own, part.read(key), part.read(value), part, context.mask(place, window, num_groups, key), *rules
+        )
         for place, (part, own) in enumerate(zip(layout.parts, queries, strict=True))
-        for mask in [context.mask(place, window, num_groups, key)]
     ]
     return outs[0] if layout.order is None else torch.cat(outs).index_select(0, layout.order)
 

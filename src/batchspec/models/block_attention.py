@@ -105,15 +105,19 @@ def gather(grid: Tensor, layout: BlockStep, num_heads: int) -> Tensor:
 def block_mask(
     layout: BlockStep, window: int | None, num_groups: int, num_queries: int, block: int, dtype: torch.dtype
 ) -> Tensor:  # [B, 1, queries, block]
-    """A query at position p sees slots 0 ... p; with a window w only the last w of them."""
+    """`HIDDEN` at slots that a query does not see, else 0."""
     positions = layout.positions.unsqueeze(-1)  # [B, columns, 1]
     slots = layout.first_slots.view(-1, 1, 1) + torch.arange(block, device=positions.device)
-    visible = slots <= positions
-    if window is not None:
-        visible &= slots > positions - window
+    visible = is_seen(slots, positions, window)
     mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, HIDDEN)
     mask = mask.repeat(1, num_groups, 1)
     return F.pad(mask, (0, 0, 0, max(0, num_queries - mask.shape[1]))).unsqueeze(1)
+
+
+def is_seen(slots: Tensor, positions: Tensor, window: int | None) -> Tensor:
+    """A query at position p sees slots 0 ... p; with a window w only the last w of them."""
+    seen = slots <= positions
+    return seen if window is None else seen & (slots > positions - window)
 
 
 def _spread_sinks(sinks: Tensor, num_kv_heads: int, num_columns: int, num_queries: int) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from batchspec.layout.block_step import BlockStep
+from batchspec.models.block_attention import is_seen
 
 
 def attend_row(
@@ -45,10 +46,7 @@ def _in_one(blocks: Tensor, layout: BlockStep) -> Tensor:  # [B, kv heads, block
 
 def _mask(layout: BlockStep, window: int | None, num_slots: int, dtype: torch.dtype) -> Tensor:  # [N, slots]
     positions = layout.step.slots.unsqueeze(-1)
-    slots = torch.arange(num_slots, device=positions.device)
-    visible = slots <= positions
-    if window is not None:
-        visible &= slots > positions - window
+    visible = is_seen(torch.arange(num_slots, device=positions.device), positions, window)
     return torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, -torch.inf)
 
 
