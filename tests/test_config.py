@@ -52,6 +52,30 @@ def test_a_wrong_drafting_setting_is_named_with_what_is_allowed(values, message)
         SpeculativeConfig.from_dict(values)
 
 
+def test_where_what_does_not_pay_is_left_out_more_is_drafted(monkeypatch):
+    monkeypatch.setattr("batchspec.config.ADAPTIVE_BY_DEFAULT", True)
+    adaptive = SpeculativeConfig("ngram").for_strategy("packed")
+    assert (adaptive.most_draft_tokens, adaptive.shortest_lookup, adaptive.shortest_match) == (8, 1, 1)
+    for fixed in (
+        SpeculativeConfig("ngram", adaptive=False),
+        SpeculativeConfig("ngram", sampling_method="rejection"),
+        SpeculativeConfig("ngram").for_strategy("eqspec"),
+    ):
+        assert (fixed.most_draft_tokens, fixed.shortest_lookup, fixed.shortest_match) == (4, 2, 2)
+    assert SpeculativeConfig("ngram", adaptive=False, prompt_lookup_max=1).shortest_lookup == 1
+
+
+def test_what_is_asked_for_is_what_is_drafted():
+    settings = {"num_speculative_tokens": 5, "prompt_lookup_min": 3, "suffix_min_match": 4}
+    config = SpeculativeConfig("ngram", **settings)
+    assert (config.most_draft_tokens, config.shortest_lookup, config.shortest_match) == (5, 3, 4)
+
+
+def test_adaptive_drafting_is_refused_where_it_does_nothing():
+    with pytest.raises(ValueError, match="adaptive must be False or None with strategy eqspec"):
+        SpeculativeConfig("ngram", adaptive=True).for_strategy("eqspec")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

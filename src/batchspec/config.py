@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 METHODS = ("draft_model", "early_exit", "ngram", "suffix")
@@ -35,14 +35,15 @@ class SpeculativeConfig:
     `PreTrainedModel`."""
     num_layers: int | None = None
     """For `early_exit`: how many of the target's first layers draft."""
-    num_speculative_tokens: int = 4
-    """Draft tokens per row and round, at most."""
+    num_speculative_tokens: int | None = None
+    """Draft tokens per row and round, at most; None: 8 if drafting is adaptive, else 4."""
     prompt_lookup_max: int = 3
     """For `ngram`: the longest run of last tokens that is looked up; tried first."""
-    prompt_lookup_min: int = 2
-    """For `ngram`: the shortest run of last tokens that is looked up; tried last."""
-    suffix_min_match: int = 2
-    """For `suffix`: matches of fewer tokens give no draft."""
+    prompt_lookup_min: int | None = None
+    """For `ngram`: the shortest run of last tokens that is looked up; tried last. None: 1 if drafting is adaptive,
+    which leaves out what does not pay, else 2."""
+    suffix_min_match: int | None = None
+    """For `suffix`: matches of fewer tokens give no draft. None: as `prompt_lookup_min`."""
     suffix_store_tokens: int = 0
     """For `suffix`: tokens of earlier outputs of this engine, whoever asked for them, that are kept to draft from;
     0, or at least 1000. 100,000 take 11 to 14 MB. Only with `coupled`: with `rejection`, which tokens are drawn
@@ -63,10 +64,10 @@ class SpeculativeConfig:
     def __post_init__(self) -> None:
         _check_one_of("method", self.method, METHODS)
         _check_one_of("sampling_method", self.sampling_method, SAMPLING_METHODS)
-        _check_at_least("num_speculative_tokens", self.num_speculative_tokens, 1)
-        _check_at_least("prompt_lookup_min", self.prompt_lookup_min, 1)
-        _check_at_least("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min)
-        _check_at_least("suffix_min_match", self.suffix_min_match, 1)
+        for name in ("num_speculative_tokens", "prompt_lookup_min", "suffix_min_match"):
+            if (value := getattr(self, name)) is not None:
+                _check_at_least(name, value, 1)
+        _check_at_least("prompt_lookup_max", self.prompt_lookup_max, self.prompt_lookup_min or 1)
         _check_at_least("suffix_store_tokens", self.suffix_store_tokens, 0)
         if 0 < self.suffix_store_tokens < 1000:
             raise ValueError(f"suffix_store_tokens must be 0 or at least 1000, got {self.suffix_store_tokens}")
@@ -99,6 +100,35 @@ class SpeculativeConfig:
     def is_adaptive(self) -> bool:
         default = ADAPTIVE_BY_DEFAULT and self.sampling_method == "coupled"
         return default if self.adaptive is None else self.adaptive
+
+    @property
+    def most_draft_tokens(self) -> int:
+        return self.num_speculative_tokens or (8 if self.is_adaptive else 4)
+
+    @property
+    def shortest_lookup(self) -> int:
+        return self.prompt_lookup_min or min(self._shortest, self.prompt_lookup_max)
+
+    @property
+    def shortest_match(self) -> int:
+        return self.suffix_min_match or self._shortest
+
+    @property
+    def _shortest(self) -> int:
+        return 1 if self.is_adaptive else 2
+
+    def for_strategy(self, strategy: str) -> SpeculativeConfig:
+        """The same for rows that share a batch in this way. A padded rectangle's time depends on its longest draft,
+        so there all that is drafted is verified.
+
+        Raises:
+            ValueError: it is to be adaptive there.
+        """
+        if strategy == "packed":
+            return self
+        if self.adaptive:
+            raise ValueError(f"adaptive must be False or None with strategy {strategy}")
+        return replace(self, adaptive=False)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:

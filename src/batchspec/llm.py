@@ -112,18 +112,19 @@ class LLM:
         logprobs_mode: str = "raw_logprobs",
         prepack: bool = True,
     ) -> None:
-        speculative_config = _as_config("speculative_config", speculative_config, SpeculativeConfig)
+        speculation = _as_config("speculative_config", speculative_config, SpeculativeConfig)
+        speculation = speculation and speculation.for_strategy(strategy)
         # Settings are checked before anything is loaded, as far as they can be.
         config = EngineConfig(
             max_model_len=2 if max_model_len is None else max_model_len,
             max_num_seqs=max_num_seqs,
             strategy=strategy,
             numerics=numerics,
-            num_speculative_tokens=speculative_config.num_speculative_tokens if speculative_config else 0,
+            num_speculative_tokens=speculation.most_draft_tokens if speculation else 0,
             refill=refill,
             pool=_as_config("pool_config", pool_config, PoolConfig),
             seed=seed,
-            sampling_method=speculative_config.sampling_method if speculative_config else "coupled",
+            sampling_method=speculation.sampling_method if speculation else "coupled",
             logprobs_mode=logprobs_mode,
         )
         self.model = load_model(model, dtype, device)
@@ -140,7 +141,7 @@ class LLM:
             runner = make_runner(strategy, self.model, config.num_rows, config.max_model_len, timer)
         self.engine = Engine(
             runner,
-            build_drafter(speculative_config, Target(runner, self.tokenizer, strategy, timer)),
+            build_drafter(speculation, Target(runner, self.tokenizer, strategy, timer)),
             config,
             vocab_size=vocabulary_size(self.model),
             eos_token_ids=end_token_ids(self.model, self.tokenizer),

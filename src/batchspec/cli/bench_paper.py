@@ -50,7 +50,7 @@ def paper(
             show_default=False,
         ),
     ] = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 4,
+    num_speculative_tokens: Annotated[int, typer.Option(help="Draft tokens per row and round.")] = 4,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,2,4,8,16,32",
     arms: Annotated[
         str,

@@ -63,9 +63,9 @@ def demo(
         str | None,
         typer.Option(help="ngram, suffix or draft_model. Default: draft_model with --draft-model, else ngram."),
     ] = None,
-    num_speculative_tokens: options.NumSpeculativeTokens = 4,
+    num_speculative_tokens: options.NumSpeculativeTokens = None,
     prompt_lookup_max: options.LookupMax = 3,
-    prompt_lookup_min: options.LookupMin = 2,
+    prompt_lookup_min: options.LookupMin = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 96,
     temperature: Annotated[
         float, typer.Option(help="Above 0: draw tokens; the two runs must agree all the same.")

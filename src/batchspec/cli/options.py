@@ -38,13 +38,32 @@ Method = Annotated[
         show_default=False,
     ),
 ]
-NumSpeculativeTokens = Annotated[int, typer.Option(help="Draft tokens per row and round, at most.")]
+NumSpeculativeTokens = Annotated[
+    int | None,
+    typer.Option(
+        help="Draft tokens per row and round, at most. Default: 8; with rejection or left-padded rows, where all "
+        "of them are verified, 4.",
+        show_default=False,
+    ),
+]
 ExitLayers = Annotated[
     int | None, typer.Option(help="early_exit: how many of the target's first layers draft.", show_default=False)
 ]
 LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
-LookupMin = Annotated[int, typer.Option(help="ngram: shortest run of last tokens to look up.")]
-SuffixMinMatch = Annotated[int, typer.Option(help="suffix: shortest match that gives a draft.")]
+LookupMin = Annotated[
+    int | None,
+    typer.Option(
+        help="ngram: shortest run of last tokens to look up. Default: 1; where all drafts are verified, 2.",
+        show_default=False,
+    ),
+]
+SuffixMinMatch = Annotated[
+    int | None,
+    typer.Option(
+        help="suffix: shortest match that gives a draft. Default: 1; where all drafts are verified, 2.",
+        show_default=False,
+    ),
+]
 SuffixStoreTokens = Annotated[
     int, typer.Option(help="suffix: tokens of earlier answers to draft from; 0 for none, else at least 1000.")
 ]
@@ -69,9 +88,9 @@ MaxModelLen = Annotated[
 def speculative_config(
     method: str | None,
     draft_model: str | None,
-    num_speculative_tokens: int,
+    num_speculative_tokens: int | None,
     lookup_max: int,
-    lookup_min: int,
+    lookup_min: int | None,
     sampling_method: str = "coupled",
     num_layers: int | None = None,
     **settings: Any,

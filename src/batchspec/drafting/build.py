@@ -54,13 +54,10 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
 
 
 def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None = None) -> Budget:
-    """How much is drafted; `draft` runs the draft model, if there is one.
-
-    A padded rectangle's time depends on its longest draft, so there all that is drafted is verified.
-    """
-    if not config.is_adaptive or target.strategy != "packed":
+    """How much is drafted; `draft` runs the draft model, if there is one."""
+    if not config.is_adaptive:
         return FixedBudget()
-    most = target.runner.num_rows * (1 + config.num_speculative_tokens)
+    most = target.runner.num_rows * (1 + config.most_draft_tokens)
     target_costs = StepCosts(measure_steps(target.runner, most), *measure_attention(target.runner.model))
     if draft is None:
         return AdaptiveBudget(target_costs)
@@ -68,13 +65,13 @@ def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None 
 
 
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:
-    runner, sizes = target.runner, (config.prompt_lookup_max, config.prompt_lookup_min)
+    runner, sizes = target.runner, (config.prompt_lookup_max, config.shortest_lookup)
     return NgramDrafter(runner.num_rows, *sizes, runner.device, make_budget(config, target))
 
 
 def _build_suffix(config: SpeculativeConfig, target: Target) -> Drafter:
     store = SuffixStore(config.suffix_store_tokens) if config.suffix_store_tokens else None
-    return SuffixDrafter(config.suffix_min_match, target.runner.device, store, make_budget(config, target))
+    return SuffixDrafter(config.shortest_match, target.runner.device, store, make_budget(config, target))
 
 
 def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
