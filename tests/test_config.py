@@ -40,7 +40,6 @@ from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
             {"method": "ngram", "adaptive": True, "sampling_method": "rejection"},
             "adaptive must be False or None with sampling_method rejection",
         ),
-        ({"method": "draft_model"}, "model must be given for method draft_model"),
         ({"method": "ngram", "model": "x"}, "model must not be given for method ngram"),
         ({"method": "early_exit"}, "num_layers must be given for method early_exit"),
         ({"method": "early_exit", "num_layers": 0}, "num_layers must be an integer of at least 1"),

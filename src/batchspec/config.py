@@ -32,7 +32,7 @@ class SpeculativeConfig:
     longest match, in the text or in earlier outputs."""
     model: Any = None
     """For `draft_model`: a hub id, a folder (of `batchspec train-drafter`, too), a .gguf file or a loaded
-    `PreTrainedModel`."""
+    `PreTrainedModel`. None: the drafter that batchspec brings, which drafts for `bundled_model()`."""
     num_layers: int | None = None
     """For `early_exit`: how many of the target's first layers draft."""
     num_speculative_tokens: int | None = None
@@ -73,8 +73,6 @@ class SpeculativeConfig:
             raise ValueError(f"suffix_store_tokens must be 0 or at least 1000, got {self.suffix_store_tokens}")
         if self.suffix_store_tokens and self.sampling_method == "rejection":
             raise ValueError("suffix_store_tokens must be 0 with sampling_method rejection, where drafts decide")
-        if self.method == "draft_model" and self.model is None:
-            raise ValueError("model must be given for method draft_model: a hub id, a folder or a loaded model")
         if self.method != "draft_model" and self.model is not None:
             raise ValueError(f"model must not be given for method {self.method}: it drafts without one")
         if self.method == "early_exit" and self.num_layers is None:

@@ -36,20 +36,20 @@ class Models:
     """Holds the model as transformers' methods run it, its tokenizer and its end tokens."""
     ours: Any
     """The model as `LLM` has it when it loads one itself: prepacked for the CPU."""
-    drafts: dict[str, Any] = field(default_factory=dict)
+    drafts: dict[str | None, Any] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
         return self.target.model.device
 
-    def draft(self, source: str) -> Any:
-        """A draft model for our methods, loaded once.
+    def draft(self, source: str | None) -> Any:
+        """A draft model for our methods, loaded once; None: the one that batchspec brings.
 
         Raises:
             ValueError: it cannot be loaded or has another tokenizer.
         """
         if source not in self.drafts:
-            self.drafts[source] = load_draft_model(source, self.target.model, self.target.tokenizer)
+            self.drafts[source] = load_draft_model(source, self.ours, self.target.tokenizer)
         return self.drafts[source]
 
 
@@ -89,7 +89,7 @@ def make_llm(models: Models, method: Method, batch_size: int) -> LLM:
     settings |= {"skip_tokenizer_init": True} if tokenizer is None else {"tokenizer": tokenizer}
     if method.kind == "draft_model":
         speculation = settings["speculative_config"]
-        draft = models.draft(speculation["model"])
+        draft = models.draft(speculation.get("model"))
         settings["speculative_config"] = {**speculation, "model": draft}
     return LLM(models.ours, max_num_seqs=batch_size, **settings)
 

@@ -34,6 +34,7 @@ def generate(
     draft_model: options.DraftModel = None,
     method: options.Method = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
+    lookup: options.Lookup = None,
     prompt_lookup_max: options.LookupMax = 3,
     prompt_lookup_min: options.LookupMin = None,
     suffix_min_match: options.SuffixMinMatch = None,
@@ -151,6 +152,7 @@ def generate(
         suffix_min_match=suffix_min_match,
         suffix_store_tokens=suffix_store_tokens,
         num_layers=exit_layers,
+        lookup=lookup,
     )
     work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():

@@ -34,7 +34,8 @@ Method = Annotated[
     typer.Option(
         help="How to draft: [bold]ngram[/bold] (look the last tokens up in the text), [bold]suffix[/bold] (the "
         "longest match, in the text or in earlier answers), [bold]draft_model[/bold] or [bold]early_exit[/bold] "
-        "(the target's first layers). Default: draft_model with --draft-model, else no drafts.",
+        "(the target's first layers). Default: draft_model with --draft-model, else no drafts. For the default "
+        "--model, draft_model needs no --draft-model: batchspec brings a drafter for it.",
         show_default=False,
     ),
 ]
@@ -48,6 +49,14 @@ NumSpeculativeTokens = Annotated[
 ]
 ExitLayers = Annotated[
     int | None, typer.Option(help="early_exit: how many of the target's first layers draft.", show_default=False)
+]
+Lookup = Annotated[
+    str | None,
+    typer.Option(
+        help="draft_model, early_exit: ask [bold]ngram[/bold] or [bold]suffix[/bold] first; the model then drafts "
+        "the rows for which nothing good was found.",
+        show_default=False,
+    ),
 ]
 LookupMax = Annotated[int, typer.Option(help="ngram: longest run of last tokens to look up.")]
 LookupMin = Annotated[
@@ -102,8 +111,6 @@ def speculative_config(
     """
     if draft_model is not None and method not in (None, "draft_model"):
         raise ValueError(f"--draft-model goes with --method draft_model, not with {method!r}")
-    if method == "draft_model" and draft_model is None:
-        raise ValueError("--method draft_model needs --draft-model: a hub id, a folder or a .gguf file")
     if method == "early_exit" and num_layers is None:
         raise ValueError("--method early_exit needs --exit-layers: how many of the target's first layers draft")
     if method != "early_exit" and num_layers is not None:

@@ -13,6 +13,9 @@ from batchspec.models.loader import load_model, load_tokenizer, vocabulary_size
 from batchspec.models.prepacking import prepack
 from batchspec.models.short_head import head_ids
 
+BUNDLED = Path(__file__).parents[1] / "data" / "smollm2-135m-drafter"
+"""The drafter that batchspec brings; beside it lies how it was made."""
+
 MOST_PADDING = 1024
 """Two vocabularies of one tokenizer may differ in size by padding for fast matrix products, not by more."""
 
@@ -21,11 +24,13 @@ def load_draft_model(
     source: Any, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedModel:
     """A draft model on the target's device and in its dtype; one that is loaded already stays as it is. A draft
-    checkpoint borrows the target's embedding and head.
+    checkpoint borrows the target's embedding and head. `source` None is the drafter that batchspec brings.
 
     Raises:
         ValueError: it cannot be loaded, has another tokenizer, or was made for another target.
     """
+    if source is None:
+        return _load_bundled(target)
     if is_draft_checkpoint(source):
         try:
             return load_draft(Path(source).expanduser(), target)
@@ -42,6 +47,16 @@ def load_draft_model(
     else:
         check_same_tokenizer(tokenizer.get_vocab(), load_tokenizer(source).get_vocab(), *sizes)
     return draft if is_loaded else prepack(draft)
+
+
+def _load_bundled(target: PreTrainedModel) -> PreTrainedModel:
+    try:
+        return load_draft(BUNDLED, target)
+    except ValueError as error:
+        raise ValueError(
+            "model must be given for method draft_model: a hub id, a folder or a loaded model (the drafter that "
+            "batchspec brings drafts for bundled_model() only)"
+        ) from error
 
 
 def check_can_assist(draft: PreTrainedModel) -> None:

@@ -64,8 +64,9 @@ def draw(scores: Tensor, keys: Tensor) -> Tensor:  # [M, vocabulary], changed in
 
     Where few tokens are possible at all, only theirs is computed.
     """
-    lines, tokens = (scores > -torch.inf).nonzero(as_tuple=True)
-    if tokens.numel() * FEW < scores.numel():
+    is_possible = scores > -torch.inf
+    if int(is_possible.count_nonzero()) * FEW < scores.numel():
+        lines, tokens = is_possible.nonzero(as_tuple=True)
         scores[lines, tokens] += gumbel(keys[lines], tokens)
     else:
         scores += gumbel_table(keys, scores.shape[1])
