@@ -116,8 +116,8 @@ class SpeculativeConfig:
         return 1 if self.is_adaptive else 2
 
     def for_strategy(self, strategy: str) -> SpeculativeConfig:
-        """The same for rows that share a batch in this way. A padded rectangle's time depends on its longest draft,
-        so there all that is drafted is verified.
+        """The same for rows that share a batch in this way. A padded rectangle's time depends on its longest
+        draft, so there all that is drafted is verified.
 
         Raises:
             ValueError: it is to be adaptive there.

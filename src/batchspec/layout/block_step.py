@@ -49,6 +49,10 @@ class BlockStep:
     """`[N]` int64: place of each token in the flattened grid of `R` rows."""
 
     @property
+    def num_rows(self) -> int:
+        return len(self.row_blocks)
+
+    @property
     def num_columns(self) -> int:
         return self.step.num_columns
 

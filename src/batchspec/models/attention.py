@@ -22,7 +22,7 @@ from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from batchspec.layout.block_step import AttentionLayout
 from batchspec.layout.shapes import Shapes
 from batchspec.models.attention_trial import AttentionKind
-from batchspec.models.block_attention import attend_blocks, block_mask
+from batchspec.models.block_attention import attend_blocks, block_mask, query_places, result_places
 from batchspec.models.row_attention import attend_row
 
 NAME = "batchspec_packed"
@@ -41,12 +41,13 @@ Anything else (position biases, chunks, indices of sparse attention) may change 
 
 class StepContext:
     """What all layers of one forward pass share: the layout, the shapes that attention is padded to (None: as they
-    come), and a mask for each part and window in use."""
+    come), masks for each part and window in use, and where queries and results lie."""
 
     def __init__(self, layout: AttentionLayout, shapes: Shapes | None) -> None:
         self.layout = layout
         self.shapes = shapes
         self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
+        self._places: dict[tuple[int, int], tuple[list[Tensor], Tensor]] = {}
 
     @property
     def is_row_alone(self) -> bool:
@@ -56,11 +57,29 @@ class StepContext:
         """Additive mask `[B, 1, queries, block]`: 0 where a query sees a slot."""
         kind = (part, window, num_groups, torch.promote_types(key.dtype, torch.float32))
         if kind not in self._masks:
-            blocks = self.layout.parts[part]
-            num_queries = num_groups * blocks.num_columns
-            num_queries = self.shapes.num_queries(num_queries) if self.shapes else num_queries
+            blocks, num_queries = self.layout.parts[part], self._num_queries(part, num_groups)
             self._masks[kind] = block_mask(blocks, window, num_groups, num_queries, key.shape[2], kind[3])
         return self._masks[kind]
+
+    def places(self, num_heads: int, num_kv_heads: int) -> tuple[list[Tensor], Tensor]:
+        """Of each part's queries `[B, kv heads, queries]` among those of the line, and of each token's results
+        `[N, heads]` among those of all parts."""
+        kind = num_heads, num_kv_heads
+        if kind not in self._places:
+            layout, queries, results, start = self.layout, [], [], 0
+            for place, part in enumerate(layout.parts):
+                num_queries = self._num_queries(place, num_heads // num_kv_heads)
+                own = layout.lines[place][part.queries] if layout.lines else part.queries
+                queries.append(query_places(own, *kind, num_queries))
+                results.append(start + result_places(part, *kind, num_queries))
+                start += part.num_rows * num_kv_heads * num_queries
+            found = torch.cat(results)
+            self._places[kind] = queries, found if layout.order is None else found[layout.order]
+        return self._places[kind]
+
+    def _num_queries(self, part: int, num_groups: int) -> int:
+        count = num_groups * self.layout.parts[part].num_columns
+        return self.shapes.num_queries(count) if self.shapes else count
 
 
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -163,16 +182,16 @@ def _attend(
     context: StepContext, query: Tensor, key: Tensor, value: Tensor, window: int | None, *rules: Any
 ) -> Tensor:  # [N, heads, D], pools; [N, heads, value size]
     """Part by part."""
-    layout = context.layout
-    queries = [query.index_select(0, line) for line in layout.lines] or [query]
-    num_groups = query.shape[1] // key.shape[1]
-    outs = [
-        attend_blocks(
-            own, part.read(key), part.read(value), part, context.mask(place, window, num_groups, key), *rules
-        )
-        for place, (part, own) in enumerate(zip(layout.parts, queries, strict=True))
-    ]
-    return outs[0] if layout.order is None else torch.cat(outs).index_select(0, layout.order)
+    num_heads, num_kv_heads = query.shape[1], key.shape[1]
+    queries, found = context.places(num_heads, num_kv_heads)
+    line = query.reshape(-1, query.shape[2])  # [N * heads, D]
+    results = []
+    for place, (part, own) in enumerate(zip(context.layout.parts, queries, strict=True)):
+        grid = line.index_select(0, own.flatten()).view(*own.shape, -1)
+        mask = context.mask(place, window, num_heads // num_kv_heads, key)
+        results.append(attend_blocks(grid, part.read(key), part.read(value), part, mask, *rules).flatten(0, 2))
+    whole = results[0] if len(results) == 1 else torch.cat(results)
+    return whole.index_select(0, found.flatten()).view(*found.shape, -1)
 
 
 def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ that its weight beside any other score is exactly 0."""
 
 
 def attend_blocks(
-    query: Tensor,  # [N, heads, D]
+    grid: Tensor,  # [B, kv heads, queries, D]
     key: Tensor,  # [B, kv heads, block, D]
     value: Tensor,  # [B, kv heads, block, value size]
     layout: BlockStep,
@@ -28,15 +28,11 @@ def attend_blocks(
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,  # [heads]
-) -> Tensor:  # [N, heads, value size]
-    """Query heads are folded into the query axis, so that keys and values are never repeated: a group of 3 heads
-    over 2 columns is 6 queries of one kv head. `mask` may have more queries than that; they are computed for
-    nothing, since fewer would be computed by other code."""
-    num_kv_heads, num_columns = key.shape[1], layout.num_columns
-    grid = spread(query, layout, num_kv_heads, mask.shape[2])
+) -> Tensor:  # [R, kv heads, queries, value size]
+    """For queries that `query_places` has laid out; `result_places` finds each token's results."""
     weights, logs = weigh(scores(grid, key, mask, scaling, softcap))
     largest = logs[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]
-    added = None if sinks is None else _spread_sinks(sinks.to(largest), num_kv_heads, num_columns, mask.shape[2])
+    added = None if sinks is None else _spread_sinks(sinks.to(largest), layout.num_columns, *grid.shape[1:3])
     if added is not None:
         largest = torch.maximum(largest, added)
     shares = (logs - largest[layout.rows]).exp_().unsqueeze(-1)  # of each block in its row
@@ -45,17 +41,42 @@ def attend_blocks(
     values, weight = total[..., :-1], total[..., -1:]
     if added is not None:
         weight = weight + (added - largest).exp_().unsqueeze(-1)
-    return gather((values / weight).to(value.dtype), layout, query.shape[1])
+    return (values / weight).to(value.dtype)
 
 
-def spread(query: Tensor, layout: BlockStep, num_kv_heads: int, num_queries: int) -> Tensor:
-    """`[N, heads, D]` to `[B, kv heads, queries, D]`: each block's queries."""
-    size = query.shape[2]
-    num_blocks, num_columns = layout.queries.shape
-    chosen = query.index_select(0, layout.queries.flatten()).view(num_blocks, num_columns, num_kv_heads, -1, size)
-    grid = chosen.permute(0, 2, 3, 1, 4).reshape(num_blocks, num_kv_heads, -1, size)
-    missing = num_queries - grid.shape[2]
-    return F.pad(grid, (0, 0, 0, missing)) if missing > 0 else grid
+def query_places(queries: Tensor, num_heads: int, num_kv_heads: int, num_queries: int) -> Tensor:
+    """Where the queries of each block are among the `N * heads` of a line: `[B, columns]` to
+    `[B, kv heads, queries]`.
+
+    Query heads are folded into the query axis, so that keys and values are never repeated: a group of 3 heads over
+    2 columns is 6 queries of one kv head. If `num_queries` is more than that, the rest is computed for nothing,
+    since fewer would be computed by other code.
+
+    A block that the tokens 3 and 4 attend to, with 4 heads in groups of 2:
+
+    >>> query_places(torch.tensor([[3, 4]]), num_heads=4, num_kv_heads=2, num_queries=5).tolist()
+    [[[12, 16, 13, 17, 0], [14, 18, 15, 19, 0]]]
+    """
+    heads = torch.arange(num_heads, device=queries.device).view(num_kv_heads, -1, 1)
+    places = (queries.view(len(queries), 1, 1, -1) * num_heads + heads).flatten(2)
+    return F.pad(places, (0, num_queries - places.shape[2]))
+
+
+def result_places(layout: BlockStep, num_heads: int, num_kv_heads: int, num_queries: int) -> Tensor:
+    """Where the results of each token are among the `R * kv heads * queries` of a grid: `[N, heads]`.
+
+    Tokens 0 and 1 of the second row, otherwise as above:
+
+    >>> from types import SimpleNamespace
+    >>> layout = SimpleNamespace(grid_index=torch.tensor([2, 3]), num_columns=2)
+    >>> result_places(layout, num_heads=4, num_kv_heads=2, num_queries=5).tolist()
+    [[10, 12, 15, 17], [11, 13, 16, 18]]
+    """
+    row, column = layout.grid_index // layout.num_columns, layout.grid_index % layout.num_columns
+    head = torch.arange(num_heads, device=row.device)
+    num_groups = num_heads // num_kv_heads
+    heads = head // num_groups * num_queries + head % num_groups * layout.num_columns
+    return (row * num_kv_heads * num_queries + column).unsqueeze(1) + heads
 
 
 def scores(grid: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: float | None) -> Tensor:
@@ -94,14 +115,6 @@ def add_up(parts: Tensor, layout: BlockStep) -> Tensor:  # [B, ...]; [R, ...]
     return total
 
 
-def gather(grid: Tensor, layout: BlockStep, num_heads: int) -> Tensor:
-    """`[R, kv heads, queries, size]` to `[N, heads, size]`."""
-    rows, kv_heads, _, size = grid.shape
-    num_groups, columns = num_heads // kv_heads, layout.num_columns
-    grid = grid[:, :, : num_groups * columns].unflatten(2, (num_groups, columns)).permute(0, 3, 1, 2, 4)
-    return grid.reshape(rows * columns, num_heads, size).index_select(0, layout.grid_index)
-
-
 def block_mask(
     layout: BlockStep, window: int | None, num_groups: int, num_queries: int, block: int, dtype: torch.dtype
 ) -> Tensor:  # [B, 1, queries, block]
@@ -120,7 +133,7 @@ def is_seen(slots: Tensor, positions: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (slots > positions - window)
 
 
-def _spread_sinks(sinks: Tensor, num_kv_heads: int, num_columns: int, num_queries: int) -> Tensor:
+def _spread_sinks(sinks: Tensor, num_columns: int, num_kv_heads: int, num_queries: int) -> Tensor:
     """`[heads]` to `[kv heads, queries]`: a score beside those of the slots, for each query."""
     grid = sinks.view(num_kv_heads, -1, 1).expand(-1, -1, num_columns).reshape(num_kv_heads, -1)
     return F.pad(grid, (0, max(0, num_queries - grid.shape[1])))

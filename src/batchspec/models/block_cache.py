@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import Cache
 
@@ -32,7 +33,9 @@ class BlockCache(Cache):
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._homes: tuple[Tensor, Tensor] | None = None
-        """Where the tokens of the step go, `[N]` each: blocks, and places in there."""
+        """Where the tokens of the step go, `[N]` each: blocks, and places in there; ..."""
+        self._vectors: dict[int, Tensor] = {}
+        """... and by the number of kv heads, `[N * kv heads]`: places among a pool's vectors."""
 
     def begin(self, step: PackedStep) -> AttentionLayout:
         """Make `step` the layout of the coming forward pass; see that its slots exist.
@@ -42,7 +45,7 @@ class BlockCache(Cache):
         """
         check_step(step, self.num_rows, self.max_slots)
         self._reserve(step.rows, [held + new for held, new in zip(step.lengths, step.num_new, strict=True)])
-        self._homes = homes(step, self.table)
+        self._homes, self._vectors = homes(step, self.table), {}
         return lay_out_attention(step, self.table)
 
     def update(
@@ -54,14 +57,12 @@ class BlockCache(Cache):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor]:  # [blocks, kv heads, BLOCK, head size] twice
         """Write the step's tokens to their slots; give back the pools."""
-        if self._homes is None:
-            raise RuntimeError("BlockCache.begin must be called before the forward pass")
         if layer_idx not in self.keys:
             keys, values = self._allocate(key_states), self._allocate(value_states)
             self.values[layer_idx] = values  # keys last: they say that both are there
             self.keys[layer_idx] = keys
-        self._write(self.keys[layer_idx], key_states, *self._homes)
-        self._write(self.values[layer_idx], value_states, *self._homes)
+        self._write(self.keys[layer_idx], key_states)
+        self._write(self.values[layer_idx], value_states)
         return self.keys[layer_idx], self.values[layer_idx]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
@@ -113,10 +114,22 @@ class BlockCache(Cache):
         yield from self.keys.values()
         yield from self.values.values()
 
-    def _write(self, pool: Tensor, states: Tensor, blocks: Tensor, places: Tensor) -> None:
+    def _write(self, pool: Tensor, states: Tensor) -> None:
         check_states(states, pool)
-        line = states[0].transpose(0, 1)[: len(blocks)]  # what stands behind is padding
-        pool[blocks, :, places] = line
+        _, num_heads, _, size = pool.shape
+        vectors = self._places(num_heads)
+        line = states[0].transpose(0, 1)[: len(vectors) // num_heads]  # what stands behind is padding
+        pool.view(-1, size).index_copy_(0, vectors, line.reshape(-1, size))
+
+    def _places(self, num_heads: int) -> Tensor:  # [N * kv heads] int64
+        if self._homes is None:
+            raise RuntimeError("BlockCache.begin must be called before the forward pass")
+        if num_heads not in self._vectors:
+            blocks, places = self._homes
+            heads = torch.arange(num_heads, device=blocks.device)
+            rows = blocks.unsqueeze(1) * num_heads + heads
+            self._vectors[num_heads] = (rows * self.table.block_size + places.unsqueeze(1)).flatten()
+        return self._vectors[num_heads]
 
     def _allocate(self, states: Tensor) -> Tensor:
         _, heads, _, head_size = states.shape

@@ -73,13 +73,13 @@ def _attention_seconds(kind: AttentionKind, num_blocks: int, num_columns: int) -
     shape = ROWS * num_blocks, kind.num_kv_heads, BLOCK
     keys = [random_like((*shape, kind.head_size), like) for _ in range(CACHES)]
     values = [random_like((*shape, kind.value_size), like) for _ in range(CACHES)]
-    query = random_like((step.num_tokens, kind.num_kv_heads * kind.num_groups, kind.head_size), like)
+    grid = random_like((shape[0], kind.num_kv_heads, kind.num_groups * num_columns, kind.head_size), like)
     precise = torch.promote_types(kind.dtype, torch.float32)
     mask = block_mask(layout, None, kind.num_groups, kind.num_groups * num_columns, BLOCK, precise)
 
     def attend() -> None:
         for key, value in zip(keys, values, strict=True):
-            out = attend_blocks(query, key, value, layout, mask, 0.1, None, None)
+            out = attend_blocks(grid, key, value, layout, mask, 0.1, None, None)
         out[-1, -1, -1].item()
 
     attend()
