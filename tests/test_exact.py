@@ -21,13 +21,14 @@ BATCH_SIZES = (1, 4, 8, 16)
 DRAFTERS = {
     "none": None,
     "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "draft model": {"method": "draft_model"},
     "noisy copy": {"method": "draft_model"},
     "suffix": {"method": "suffix", "adaptive": True},
     "early exit": {"method": "early_exit", "num_layers": 3, "lookup": "ngram"},
-    "our own": {"method": "draft_model", "lookup": "suffix", "adaptive": True},
+    "adaptive": {"method": "draft_model", "lookup": "suffix", "adaptive": True},
 }
-FULL = list(product(("none", "ngram", "noisy copy"), BATCH_SIZES)) + list(product(DRAFTERS, (8,)))
-RUNS = sorted(set(FULL) - {("none", 1)}) if IS_FULL else [("ngram", 8), ("our own", 8)]
+FULL = list(product(("none", "ngram", "draft model"), BATCH_SIZES)) + list(product(DRAFTERS, (8,)))
+RUNS = sorted(set(FULL) - {("none", 1)}) if IS_FULL else [("ngram", 8), ("adaptive", 8)]
 """`make test` runs a small cut; tiny models of all dtypes are in `models/test_invariance.py`."""
 
 

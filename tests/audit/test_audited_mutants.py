@@ -11,8 +11,8 @@ from mutants import END, MUTANTS
 from test_mutants import FAMILIES, PROMPTS, make_llm
 from toy_models import make_model
 
+from batchspec.audit.document import exit_code
 from batchspec.audit.local_engines import answer_by_llm
-from batchspec.audit.run import verdict
 from batchspec.audit.session import Candidate, Found, Plan, audit_all
 from batchspec.audit.target import Target
 from batchspec.models.noise import noisy_copy
@@ -47,7 +47,7 @@ def audit_family(family: str, break_package=lambda: None):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_package_as_it_is_has_no_violation(family):
     found = audit_family(family)
-    assert verdict(found.runs) == 0
+    assert exit_code(found) == 0
     judged = [run for run in found.runs if not run.is_null]
     assert sum(run.counts["identical"] for run in judged) == 2 * len(PROMPTS)
     # transformers' own padded batches of bloom give NaN here, which must neither raise the floor nor go unsaid.
@@ -61,7 +61,7 @@ def test_every_mutant_is_a_violation(name, monkeypatch):
     for family in FAMILIES:
         with monkeypatch.context() as patch:
             found = audit_family(family, lambda: MUTANTS[name](patch))
-        codes.append(verdict(found.runs))
+        codes.append(exit_code(found))
         assert not any(run.counts["error"] for run in found.runs)
         if codes[-1] == 1 and name != UNSEEN:
             break

@@ -2,7 +2,7 @@
 
 from batchspec.audit.answers import Answer
 from batchspec.audit.document import exit_code
-from batchspec.audit.run import Run, run_engine, verdict
+from batchspec.audit.run import Run, run_engine
 from batchspec.audit.sampling_run import collect
 from batchspec.audit.session import Found
 
@@ -24,7 +24,7 @@ def test_prompts_that_got_no_answer_are_errors(target):
 def test_an_engine_that_gives_nothing_could_not_run(target):
     run, _ = judge(target, lambda jobs, size: iter([]))
     assert run.counts["error"] == len(target.prompts)
-    assert verdict([run]) == 2
+    assert exit_code(Found(runs=[run])) == 2
 
 
 def test_samples_that_are_missing_count_as_errors(target):

@@ -10,7 +10,7 @@ from fake_server import choice, fake_server
 from toy_target import TEXTS, make_target
 
 from batchspec.audit.answers import STOPPED
-from batchspec.audit.run import verdict
+from batchspec.audit.document import exit_code
 from batchspec.audit.session import Found, Plan, audit_all, open_candidate
 from batchspec.audit.spec import parse_spec
 from batchspec.models.reference import forced_logits, generate_alone, in_float32
@@ -47,7 +47,7 @@ def test_a_faithful_server_is_identical_and_asked_for_token_ids(target):
 
     _, runs = audit(target, complete)
     assert counts(runs) == {"identical": 2 * len(TEXTS), "near-tie": 0, "violation": 0, "error": 0}
-    assert verdict(runs) == 0
+    assert exit_code(Found(runs=runs)) == 0
     assert all(body["return_token_ids"] and body["max_tokens"] == target.max_tokens for body in bodies)
 
 
@@ -68,7 +68,7 @@ def test_a_token_in_200_that_is_tampered_with_is_a_violation(target):
     violations = [outcome for outcome in runs[0].outcomes if outcome.kind == "violation"]
     assert [(target.prompts[one.prompt], one.divergence.position) for one in violations] == tampered
     assert counts(runs)["identical"] == len(TEXTS) - 1
-    assert verdict(runs) == 1
+    assert exit_code(Found(runs=runs)) == 1
 
 
 def test_swapped_near_ties_are_near_ties_and_other_swaps_are_not():
@@ -93,7 +93,7 @@ def test_swapped_near_ties_are_near_ties_and_other_swaps_are_not():
     _, runs = audit(target, complete)
     assert counts(runs)["near-tie"] >= 4
     assert counts(runs)["violation"] == 0
-    assert verdict(runs) == 0
+    assert exit_code(Found(runs=runs)) == 0
     wanted_margin[:] = 1.1 * floor, 100.0
     _, runs = audit(target, complete)
     assert counts(runs)["violation"] >= 4
@@ -112,13 +112,13 @@ def test_what_fails_is_an_error_and_neither_a_match_nor_a_mismatch(target):
     assert counts(runs) == {"identical": 2 * (len(TEXTS) - 2), "near-tie": 0, "violation": 0, "error": 4}
     assert "HTTP 503" in runs[0].outcomes[1].error
     assert "overloaded" in runs[0].outcomes[1].error
-    assert verdict(runs) == 0
+    assert exit_code(Found(runs=runs)) == 0
 
 
 def test_a_server_that_only_fails_could_not_be_audited(target):
     _, runs = audit(target, lambda body: (500, {}), batch_sizes=(2,))
     assert counts(runs)["error"] == len(TEXTS)
-    assert verdict(runs) == 2
+    assert exit_code(Found(runs=runs)) == 2
     candidate = open_candidate(target, parse_spec("openai:http://127.0.0.1:9,model=m"), is_sampled=False)
     found = Found()
     audit_all(target, [candidate], Plan([1]), found, lambda name, total: lambda: None)

@@ -8,7 +8,15 @@ from greedy import greedy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batchspec.drafting.budget import PROBE_AFTER, PROBE_LAST, WANTED, AdaptiveBudget, FixedBudget, best_cut
+from batchspec.drafting.budget import (
+    CONFIDENCE,
+    PROBE_AFTER,
+    PROBE_LAST,
+    WANTED,
+    AdaptiveBudget,
+    FixedBudget,
+    best_cut,
+)
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.estimates import Mark
 from batchspec.request import Sequence
@@ -50,7 +58,6 @@ def test_a_row_of_many_blocks_must_promise_more():
     costs = StepCosts([(1, 1.0), (11, 1.5)], column_seconds=0.01)
     survivals = [[0.4], [0.4]]
     assert best_cut(survivals, costs) == [1, 1]
-    assert best_cut(survivals, costs, blocks=[1, 1]) == [1, 1]
     assert best_cut(survivals, costs, blocks=[1, 40]) == [0, 0]  # all queries would be widened
 
 
@@ -136,6 +143,24 @@ def test_rows_that_were_left_out_are_tried_together(adaptive):
     assert sizes
     assert min(sizes) >= 2
     assert len(sizes) < 60
+
+
+def test_what_was_looked_up_is_not_charged_for_a_draft_model(adaptive):
+    marks = [[Mark("ngram", 0, chance) for chance in (0.9, 0.7, 0.5)]] * 2
+    alone = adaptive(costs_of(0.3)).cut(rows_of(2), marks)
+    beside_a_model = adaptive(costs_of(0.3), costs_of(0.1)).cut(rows_of(2), marks)
+    drafted = [[mark._replace(source=CONFIDENCE) for mark in own] for own in marks]
+    assert beside_a_model == alone
+    assert sum(adaptive(costs_of(0.3), costs_of(0.1)).cut(rows_of(2), drafted)) > sum(alone)  # paid for already
+
+
+def test_a_draft_model_that_is_not_asked_does_not_lose_its_tries(adaptive):
+    """While all rows are looked up, there is nothing to try."""
+    budget, rows = adaptive(costs_of(5.0), costs_of(1.0)), rows_of(1)
+    for _ in range(10 * PROBE_AFTER):
+        assert budget.next_column(rows, [[]], [0]) == []
+    rounds = next(number for number in range(1, 1000) if budget.next_column(rows, [[]], [3]))
+    assert rounds == PROBE_AFTER
 
 
 def test_a_row_comes_back_when_its_text_becomes_predictable(adaptive):

@@ -35,9 +35,9 @@ def _forget(monkeypatch):
     monkeypatch.setattr(products, "_answers", {})
 
 
-def even_sizes(model, width):
+def even_sizes(model, width, sizes=SIZES):
     rows = torch.ones(1, 1, width)
-    return sizes_of_even_activations(model, lambda: model(rows), SIZES, torch.empty(0))
+    return sizes_of_even_activations(model, lambda: model(rows), sizes, torch.empty(0))
 
 
 def test_sizes_whose_last_numbers_are_rounded_otherwise_are_dropped():
@@ -47,6 +47,10 @@ def test_sizes_whose_last_numbers_are_rounded_otherwise_are_dropped():
 
 def test_modules_with_weights_or_of_another_shape_are_not_asked():
     assert even_sizes(nn.Sequential(nn.Linear(16, 16), Doubling()), 16) == SIZES
+
+
+def test_of_no_sizes_none_is_even():
+    assert even_sizes(nn.SiLU(), 16, sizes=()) == ()
 
 
 def test_hooks_are_taken_away():

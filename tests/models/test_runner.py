@@ -24,27 +24,25 @@ def test_a_long_prompt_is_computed_in_chunks_like_in_one_piece(monkeypatch):
 def test_a_released_row_leaves_nothing_to_the_next_request_not_even_nan():
     runner = PackedRunner(make_model("llama"), 2, 64)
     clean = last_logits(runner, 1, [4, 5, 6])
+    runner.release_row(1, 1, 3)
     runner.prefill(1, list(range(2, 30)))
+    blocks = runner.cache.table.rows[1]  # the last ones, which no other row's block replaces
     for store in (*runner.cache.keys.values(), *runner.cache.values.values()):
-        store[1] = torch.nan  # a request whose keys and values overflowed
+        store[blocks] = torch.nan  # a request whose keys and values overflowed
     runner.release_row(1, 1, 28)
     assert torch.equal(last_logits(runner, 1, [4, 5, 6]), clean)
+    assert runner.cache.table.rows[1] == blocks
 
 
 @torch.inference_mode()
-def test_a_row_that_moves_in_meets_nothing_of_the_longer_one_before():
-    """Row 2 is long, so that attention reads all slots of row 0, also those behind its new tokens."""
-    model, long = make_model("llama"), list(range(2, 32))
-    runner = PackedRunner(model, 3, 64)
-    for row, tokens in enumerate((long[:20], [4, 5, 6], long)):
-        runner.prefill(row, tokens)
-    runner.release_row(1, 2, len(long))  # rows now: poisoned, long
+def test_a_row_that_moves_in_meets_nothing_of_the_one_before():
+    runner = PackedRunner(make_model("llama"), 2, 64)
+    runner.prefill(0, list(range(2, 22)))
     for store in (*runner.cache.keys.values(), *runner.cache.values.values()):
-        store[0] = torch.nan
-    runner.prefill(2, [4, 5, 6])
-    runner.release_row(0, 2, 3)  # rows now: short, long
-    step = pack([3, len(long)], [1, 1])
-    assert runner.forward(step, torch.tensor([7, 3]))[0].isfinite().all()
+        store[runner.cache.table.rows[0]] = torch.nan
+    runner.prefill(1, [4, 5, 6])
+    runner.release_row(0, 1, 3)  # its block takes the place of the poisoned one
+    assert runner.forward(pack([3], [1]), torch.tensor([7]))[0].isfinite().all()
 
 
 def test_the_last_row_moves_to_the_place_of_the_released_one():

@@ -7,7 +7,7 @@ from typing import Any
 
 from batchspec.audit.compare import KINDS
 from batchspec.audit.noise_floor import NoiseFloor
-from batchspec.audit.run import Run, figures, verdict
+from batchspec.audit.run import Figure, Run, figures
 from batchspec.audit.sampling import MOST, SamplingRun
 from batchspec.audit.session import Found
 from batchspec.audit.target import Target
@@ -16,13 +16,14 @@ from batchspec.provenance import provenance
 
 Document = dict[str, Any]
 
+EXIT_VIOLATIONS = 1
 EXIT_COULD_NOT_RUN = 2
 EXIT_STOPPED = 130
 
 
 def make_document(target: Target, settings: dict[str, Any], found: Found) -> Document:
     """The whole audit, or what there was of it when it ended early."""
-    noise = found.noise
+    noise, rates = found.noise, [figures(run) for run in found.runs]
     return without_infinities(
         {
             "provenance": provenance(),
@@ -38,11 +39,11 @@ def make_document(target: Target, settings: dict[str, Any], found: Found) -> Doc
             "crash": found.crash,
             "exit_code": exit_code(found),
             "verdict": _in_words(found),
-            "remarks": _remarks(found),
+            "remarks": _remarks(found, [own["divergences"] for own in rates]),
             "noise_floor": None if noise is None else _floor_as_json(noise),
             "references": target.references,
             "margins": [] if noise is None else noise.margins,
-            "runs": [_run_as_json(run) for run in found.runs],
+            "runs": [_run_as_json(*pair) for pair in zip(found.runs, rates, strict=True)],
             "sampling": [_sampling_as_json(run) for run in found.sampling],
         }
     )
@@ -55,8 +56,11 @@ def exit_code(found: Found) -> int:
         return EXIT_COULD_NOT_RUN
     if found.is_stopped:
         return EXIT_STOPPED
-    code = verdict(found.runs, sum(len(run.failed) for run in found.sampling))
-    return EXIT_COULD_NOT_RUN if code == 0 and any(run.num_compared == 0 for run in found.sampling) else code
+    judged = [run for run in found.runs if not run.is_null]
+    if any(run.counts["violation"] for run in judged) or any(run.failed for run in found.sampling):
+        return EXIT_VIOLATIONS
+    is_silent = any(run.is_all_errors for run in judged) or any(run.num_compared == 0 for run in found.sampling)
+    return EXIT_COULD_NOT_RUN if is_silent else 0
 
 
 def _in_words(found: Found) -> str:
@@ -66,7 +70,7 @@ def _in_words(found: Found) -> str:
         return f"Stopped before the end. So far: {_counted(found)}."
     said = {
         0: "No violation: these outputs are the target's, up to rounding.",
-        1: "Violation: these outputs are not the target's.",
+        EXIT_VIOLATIONS: "Violation: these outputs are not the target's.",
         EXIT_COULD_NOT_RUN: "Could not run: a candidate gave nothing but errors.",
     }
     return f"{said[exit_code(found)]} {_counted(found)}."
@@ -85,17 +89,17 @@ def _counted(found: Found) -> str:
     return said
 
 
-def _remarks(found: Found) -> list[str]:
+def _remarks(found: Found, rates: list[Figure]) -> list[str]:
+    """`rates` are the divergences of each run."""
     remarks = [] if found.noise is None else found.noise.remarks
-    sound = (run for run in found.runs if run.is_null and not run.counts["violation"])
-    usual = next((figures(run)["divergences"] for run in sound), None)
-    for run in found.runs:
+    pairs = list(zip(found.runs, rates, strict=True))
+    usual = next((rate for run, rate in pairs if run.is_null and not run.counts["violation"]), None)
+    for run, rate in pairs:
         if run.is_null and run.counts["violation"]:
             remarks.append(
                 f"The null band itself has {run.counts['violation']} differences above the noise floor: padded "
                 "batches of transformers may be wrong for this model, or the floor is too low. Judge with care."
             )
-        rate = figures(run)["divergences"]
         if usual is not None and not run.is_null and rate.low > usual.high:
             remarks.append(
                 f"{run.candidate} at batch size {run.batch_size} differs more often than batching alone explains: "
@@ -123,14 +127,14 @@ def _floor_as_json(noise: NoiseFloor) -> dict[str, Any]:
     return {**{name: value for name, value in asdict(noise).items() if name != "margins"}, "share_below": below}
 
 
-def _run_as_json(run: Run) -> dict[str, Any]:
+def _run_as_json(run: Run, rates: dict[str, Figure]) -> dict[str, Any]:
     return {
         "candidate": run.candidate,
         "batch_size": run.batch_size,
         "is_null": run.is_null,
         "from_text": run.num_from_text,
         "counts": run.counts,
-        "figures": {name: asdict(figure) for name, figure in figures(run).items()},
+        "figures": {name: asdict(figure) for name, figure in rates.items()},
         "outcomes": [asdict(outcome) for outcome in run.outcomes],
     }
 

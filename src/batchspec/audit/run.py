@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,21 +56,20 @@ def figures(run: Run) -> dict[str, Figure]:
     """What a run comes to, over the prompts that were compared: errors are neither matches nor mismatches.
 
     `exact`: share of identical outputs (Wilson). `shared`: mean number of tokens before the first difference
-    (bootstrap over the prompts). `divergences` and `violations`: per 1,000 tokens that were compared,
-    that is, up to and with the first difference (exact Poisson).
+    (bootstrap over the prompts). `divergences`: per 1,000 tokens that were compared, that is, up to and with the
+    first difference (exact Poisson).
     """
     compared = run.compared
     total = len(compared)
     num_exact = run.counts["identical"]
     shared = [float(outcome.num_shared) for outcome in compared]
     thousands = sum(outcome.num_compared for outcome in compared) / 1000
-    result = {
+    rate = (total - num_exact) / thousands if thousands else math.nan
+    return {
         "exact": Figure(num_exact / total if total else math.nan, *wilson(num_exact, total)),
         "shared": Figure(sum(shared) / total if total else math.nan, *bootstrap_mean(shared)),
+        "divergences": Figure(rate, *poisson(total - num_exact, thousands)),
     }
-    for name, count in (("divergences", total - num_exact), ("violations", run.counts["violation"])):
-        result[name] = Figure(count / thousands if thousands else math.nan, *poisson(count, thousands))
-    return result
 
 
 def run_engine(
@@ -93,11 +92,3 @@ def run_engine(
                 done()
     finally:
         run.outcomes.sort(key=lambda outcome: outcome.prompt)
-
-
-def verdict(runs: Iterable[Run], num_failed_tests: int = 0) -> int:
-    """Exit code: 1 if there is a violation, 2 if a candidate has given nothing but errors, else 0."""
-    judged = [run for run in runs if not run.is_null]
-    if num_failed_tests or any(run.counts["violation"] for run in judged):
-        return 1
-    return 2 if any(run.is_all_errors for run in judged) or not judged else 0

@@ -5,6 +5,7 @@ Only Python's own HTTP client is needed. A batch size is a number of requests th
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import queue
@@ -42,16 +43,15 @@ def open_server(
     *,
     url: str,
     model: str,
-    api_key: str | None = None,
     timeout: float = 600.0,
     prompt: str = "ids",
 ) -> Engine:
     """A server that runs the target, or so we are told; it is not asked before the first prompt.
 
     `url` goes up to and without `/completions`; `timeout` is in seconds. Prompts are sent as `text`, or as `ids`
-    if the server takes them.
+    if the server takes them. A key is taken from the environment alone, as commands are written into reports.
     """
-    key = api_key or os.environ.get("OPENAI_API_KEY")
+    key = os.environ.get("OPENAI_API_KEY")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     post = partial(_post, f"{url}/completions", headers, float(timeout))
     dialects = [dialect for dialect in DIALECTS if prompt in ("ids", dialect[0])]
@@ -60,7 +60,7 @@ def open_server(
 
 def _answer_all(answer: Callable[[Job], Answer], jobs: list[Job], batch_size: int) -> Iterator[tuple[int, Answer]]:
     if jobs:  # alone, so that the dialect is known before many ask at once
-        yield 0, answer(jobs[0])
+        yield 0, _sure_answer(answer, jobs[0])
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
     for place in range(1, len(jobs)):
@@ -72,12 +72,19 @@ def _answer_all(answer: Callable[[Job], Answer], jobs: list[Job], batch_size: in
                 place = waiting.get_nowait()
             except queue.Empty:
                 return
-            answers.put((place, answer(jobs[place])))
+            answers.put((place, _sure_answer(answer, jobs[place])))
 
     for _ in range(min(batch_size, len(jobs) - 1)):
         threading.Thread(target=work, daemon=True).start()  # so that Ctrl-C need not wait for the server
     for _ in range(1, len(jobs)):
         yield answers.get()
+
+
+def _sure_answer(answer: Callable[[Job], Answer], job: Job) -> Answer:
+    try:
+        return answer(job)
+    except Exception as error:  # noqa: BLE001 - whatever a server does is its failure, and part of the report
+        return failure(error)
 
 
 def _answer(target: LLM, model: str, post: Post, dialects: list[tuple[str, dict[str, Any]]], job: Job) -> Answer:
@@ -100,8 +107,6 @@ def _answer(target: LLM, model: str, post: Post, dialects: list[tuple[str, dict[
             if error.code not in MALFORMED or dialect == dialects[-1]:
                 return Answer([], error=reason)
             continue
-        except Exception as error:  # noqa: BLE001 - whatever a server does is its failure, and part of the report
-            return failure(error)
         while dialects[0] is not dialect and dialect in dialects:
             dialects.pop(0)
         return answer
@@ -164,6 +169,6 @@ def _reason(error: urllib.error.HTTPError) -> str:
     """What the server says is wrong, cut short."""
     try:
         said = error.read(2000).decode(errors="replace")
-    except OSError:
+    except (OSError, http.client.HTTPException):
         said = ""
     return f"HTTP {error.code}: {' '.join(said.split())[:300] or error.reason}"

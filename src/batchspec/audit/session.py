@@ -64,10 +64,10 @@ def open_candidate(target: Target, spec: Spec, is_sampled: bool) -> Candidate:
         engine = open_engine(target, spec)
         against = without_speculation(target, spec) if is_sampled else None
     except ValueError as error:
-        raise ValueError(f"--candidate {spec.name!r}: {error}") from error
+        raise ValueError(f"--candidate {spec.text!r}: {error}") from error
     except Exception as error:  # left alone it would end with exit code 1, which means violations
-        raise ValueError(f"--candidate {spec.name!r}: {in_one_line(error)}") from error
-    return Candidate(spec.name, engine, against)
+        raise ValueError(f"--candidate {spec.text!r}: {in_one_line(error)}") from error
+    return Candidate(spec.text, engine, against)
 
 
 def audit_all(target: Target, candidates: list[Candidate], plan: Plan, found: Found, start: StartStage) -> None:

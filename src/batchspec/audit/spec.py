@@ -27,7 +27,7 @@ KINDS: dict[str, Kind] = {
     "batchspec": Kind(open_batchspec, LLM_KEYS),
     "transformers": Kind(open_transformers),
     "transformers-assisted": Kind(open_assisted, ("model", "num_speculative_tokens")),
-    "openai": Kind(open_server, ("model", "api_key", "timeout", "prompt")),
+    "openai": Kind(open_server, ("model", "timeout", "prompt")),
 }
 
 
@@ -39,12 +39,6 @@ class Spec:
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
     """By the kind's keys; of a server its `url`, too, up to and without `/completions`."""
-
-    @property
-    def name(self) -> str:
-        """The text without secrets."""
-        key = self.options.get("api_key")
-        return self.text if key is None else self.text.replace(f"api_key={key}", "api_key=...")
 
 
 def parse_spec(text: str) -> Spec:
@@ -72,7 +66,7 @@ def parse_spec(text: str) -> Spec:
         if not equals or key not in keys or key in options:
             allowed = ", ".join(keys) or "none"
             raise ValueError(f"--candidate {text!r}: {part!r} must be key=value, once each; keys are {allowed}")
-        options[key] = value if key in ("model", "api_key") else read_value(value)
+        options[key] = value if key == "model" else read_value(value)
     if kind == "openai" and not options.get("model"):
         raise ValueError(f"--candidate {text!r} must name the server's model: openai:URL,model=NAME")
     if options.get("prompt", "ids") not in ("ids", "text") or not _is_time(options.get("timeout", 1)):

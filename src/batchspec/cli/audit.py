@@ -73,8 +73,9 @@ def audit(
     --report audit.html
     """
     sizes = numbers("--batch-sizes", batch_sizes)
-    counts = {"--max-tokens": max_tokens, "--num-prompts": num_prompts, "--samples": samples}
-    for name, value in (counts | {"--max-prompt-tokens": max_prompt_tokens}).items():
+    counts = {"--max-tokens": max_tokens, "--num-prompts": num_prompts}
+    counts |= {"--samples": samples, "--max-prompt-tokens": max_prompt_tokens}
+    for name, value in counts.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if sampling and SamplingParams(temperature=temperature).is_greedy:

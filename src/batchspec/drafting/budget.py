@@ -128,25 +128,25 @@ class AdaptiveBudget:
         return [Mark(CONFIDENCE, level, (level + 0.5) / CONFIDENCE_LEVELS) for level in levels]
 
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
-        column = max(map(len, marks))
+        column, candidates = max(map(len, marks)), open_rows(marks, limits)
         self._correct_draft_costs(marks, column)
-        chosen = self._worth_drafting(rows, marks, open_rows(marks, limits), column)
-        if column == 0:
+        chosen = self._worth_drafting(rows, marks, candidates, column)
+        if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
                 self._patience.reset()
             else:
-                chosen = self._probe(open_rows(marks, limits))
+                chosen = self._probe(candidates)
         self._since = time.perf_counter()
         return chosen
 
-    def _probe(self, rows: list[int]) -> list[int]:
+    def _probe(self, places: list[int]) -> list[int]:
         """The draft model does not pay: it is tried with all rows now and then."""
         self._patience.wait()
         self._is_probing = self._patience.is_over
         if self._is_probing:
             self._patience.try_now()
-        return rows if self._is_probing else []
+        return places if self._is_probing else []
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         trust, _ = self._of(row)
@@ -154,7 +154,7 @@ class AdaptiveBudget:
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
-        taken = best_cut(survivals, self.target_costs, self._spent(marks), num_blocks(rows))
+        taken = best_cut(survivals, self.target_costs, self._spent(marks), blocks_of(rows))
         for place in self._due(rows, marks, taken):
             taken[place] = 1
         self._is_probing = False
@@ -179,7 +179,7 @@ class AdaptiveBudget:
         return due
 
     def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
-        expected = step_seconds(self.target_costs, num_blocks(rows), [len(own) for own in marks])
+        expected = step_seconds(self.target_costs, blocks_of(rows), [len(own) for own in marks])
         self.target_costs.correct(expected, time.perf_counter() - self._since)
         for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
             if own:
@@ -194,7 +194,7 @@ class AdaptiveBudget:
         if self.draft_costs is None:
             return []
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
-        blocks = num_blocks(rows)
+        blocks = blocks_of(rows)
         verified = best_cut(survivals, self.target_costs, blocks=blocks)
         gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))
         spent = self._spent(marks)
@@ -215,10 +215,11 @@ class AdaptiveBudget:
         return sorted(order[:num_chosen])
 
     def _spent(self, marks: Rows[Rows[Mark]]) -> float:
-        """Seconds of the draft model's steps for these candidates."""
+        """Seconds of the draft model's steps for these candidates; those that were looked up cost nothing."""
         if self.draft_costs is None:
             return 0.0
-        widths = [sum(len(row) > column for row in marks) for column in range(max(map(len, marks), default=0))]
+        drafted = [len(own) for own in marks if own and own[0].source == CONFIDENCE]
+        widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
         return sum(self.draft_costs.seconds(width) for width in widths)
 
     def _correct_draft_costs(self, marks: Rows[Rows[Mark]], column: int) -> None:
@@ -288,7 +289,7 @@ def best_cut(
     return taken
 
 
-def num_blocks(rows: Rows[Sequence]) -> list[int]:
+def blocks_of(rows: Rows[Sequence]) -> list[int]:
     """Blocks of the cache that each row needs for its newest token."""
     return [1 + row.length // BLOCK for row in rows]
 

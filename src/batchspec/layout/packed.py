@@ -20,8 +20,8 @@ from batchspec.layout.transfer import to_device
 class PackedStep:
     """Index tensors of one forward pass over `N` tokens in some rows of a cache.
 
-    The tokens stand row by row on one line `[1, N]`. Attention lays its queries out on a grid
-    `[num_rows, num_columns]` instead; a row with fewer tokens than `num_columns` leaves grid places empty.
+    The tokens stand row by row on one line `[1, N]`. What has a place for every row and column, such as drafts and
+    padded rows, is a grid `[num_rows, num_columns]`; rows with fewer tokens leave places of it empty.
     """
 
     rows: Sequence[int]
@@ -31,15 +31,15 @@ class PackedStep:
     num_new: Sequence[int]
     """`[num_rows]`: tokens that each of them adds."""
     num_columns: int
-    """Most tokens of any row: the width of the query grid."""
+    """Most tokens of any row: the width of the grid."""
     num_slots: int
-    """Slots that attention has to read: the length of the longest row after the step."""
+    """The length of the longest row after the step."""
     cache_rows: Tensor
     """`[N]` int64: cache row of each token."""
     slots: Tensor
     """`[N]` int64: slot of each token in its row, which is also its position."""
     grid_index: Tensor
-    """`[N]` int64: place of each token in the flattened query grid."""
+    """`[N]` int64: place of each token in the flattened grid."""
     last_index: Tensor
     """`[rows with tokens]` int64: place on the line of each row's last token."""
 
@@ -66,11 +66,6 @@ class PackedStep:
         """True when no grid place is empty: the line is the grid, and nothing has to be scattered."""
         return self.num_tokens == self.num_rows * self.num_columns
 
-    def grid_positions(self) -> Tensor:  # [num_rows, num_columns]
-        """Positions of the queries; 0 at empty places, which then see slot 0 only (never nothing)."""
-        grid = self.slots.new_zeros(self.num_rows * self.num_columns)
-        return grid.index_copy_(0, self.grid_index, self.slots).view(self.num_rows, self.num_columns)
-
 
 def pack(
     lengths: Sequence[int],  # [num_rows]
@@ -86,8 +81,8 @@ def pack(
         ValueError: the lists differ in length, or no row adds a token.
 
     Example: three rows hold 5, 2 and 9 tokens and add 3, 1 and 2. Their new tokens a, b, c | d | e, f stand on
-    one line of 6; each goes to the slot behind those that its row holds. The query grid is 3 x 3 (a b c / d . . /
-    e f .), and attention reads up to slot 10, so 11 slots.
+    one line of 6; each goes to the slot behind those that its row holds. The grid is 3 x 3 (a b c / d . . /
+    e f .), and the longest row then holds 11 slots.
 
     >>> step = pack([5, 2, 9], [3, 1, 2])
     >>> step.cache_rows.tolist()
@@ -100,8 +95,6 @@ def pack(
     [2, 3, 5]
     >>> step.num_columns, step.num_slots, step.is_full
     (3, 11, False)
-    >>> step.grid_positions().tolist()
-    [[5, 6, 7], [2, 0, 0], [9, 10, 0]]
 
     Suppose that row 0 keeps one of its three tokens and row 2 both. Rolling back is setting the lengths to 6, 3
     and 11: the next step derives everything else anew, and its tokens overwrite what was rejected.

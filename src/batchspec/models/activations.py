@@ -56,7 +56,7 @@ def _has_parts(module: nn.Module) -> bool:
 def _even_sizes(function: nn.Module, width: int, sizes: Sequence[int], like: Tensor) -> frozenset[int]:
     even = set(sizes)
     for seed in range(DRAWS):
-        rows = random_like((max(*sizes, ANCHOR), width), like, seed)
+        rows = random_like((max((*sizes, ANCHOR)), width), like, seed)
         wanted = torch.cat([function(part) for part in rows.split(ANCHOR)])
         even = {size for size in even if torch.equal(function(rows[:size].clone()), wanted[:size])}
     return frozenset(even)

@@ -162,15 +162,15 @@ def packed_attention_forward(
     """
     _refuse_other_rules(module, attention_mask, kwargs)
     context = _context.get()
-    num_places, num_groups = query.shape[2], query.shape[1] // key.shape[1]
+    num_places = query.shape[2]
     if (kinds := _observed.get()) is not None:
-        sizes = (key.shape[1], num_groups, key.shape[3], value.shape[3])
-        kinds.add(AttentionKind(*sizes, softcap is not None, s_aux is not None, key.dtype, key.device))
+        sizes = (key.shape[1], query.shape[1] // key.shape[1], key.shape[3], value.shape[3])
+        kinds.add(AttentionKind(*sizes, softcap is not None, key.dtype, key.device))
     window = _window(module, kwargs)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     line = query[0].transpose(0, 1)[: context.layout.step.num_tokens]  # [N, heads, D]
-    if context.is_row_alone:
-        out = attend_row(line, key, value, context.layout.parts[0], window, scale, softcap, s_aux)
+    if context.is_row_alone and softcap is None and s_aux is None:
+        out = attend_row(line, key, value, context.layout.parts[0], window, scale)
     else:
         out = _attend(context, line, key, value, window, scale, softcap, s_aux)
     if num_places > len(out):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from batchspec.layout.blocks import BLOCK
 from batchspec.layout.shapes import padded_to
-from batchspec.models.block_attention import scores, weigh, weighted_sums
+from batchspec.models.block_attention import scores, share, weigh, weighted_sums
 from batchspec.models.products import cancelling, circumstances, random_like, remembered
 
 QUERIES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (4, 4), (8, 8), (16, 16))
@@ -41,7 +41,6 @@ class AttentionKind:
     head_size: int
     value_size: int
     has_softcap: bool
-    has_sinks: bool
     dtype: torch.dtype
     device: torch.device
 
@@ -81,6 +80,7 @@ class AttentionTrial:
             (self.grid, self.keys, lambda grid, keys: scores(grid, keys, self.no_mask, 0.1, softcap)),
             (self.scores, self.keys, lambda scored, keys: _joined(*weigh(scored))),
             (self.weights, self.values, weighted_sums),
+            (self.scores[..., :1], self.keys, lambda logs, keys: share(logs, torch.ones_like(logs))),
         ]
         sizes = sorted({padded_to(self.kind.num_groups * columns, least, multiple) for columns in COLUMNS})
         return all(_is_alike(*stage, sizes) for stage in stages)

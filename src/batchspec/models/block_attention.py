@@ -35,12 +35,12 @@ def attend_blocks(
     added = None if sinks is None else _spread_sinks(sinks.to(largest), layout.num_columns, *grid.shape[1:3])
     if added is not None:
         largest = torch.maximum(largest, added)
-    shares = (logs - largest[layout.rows]).exp_().unsqueeze(-1)  # of each block in its row
+    shares = share(logs, largest[layout.rows]).unsqueeze(-1)  # of each block in its row
     sums = weighted_sums(weights, value)
     total = add_up(torch.cat([sums * shares, shares], dim=-1), layout)
     values, weight = total[..., :-1], total[..., -1:]
     if added is not None:
-        weight = weight + (added - largest).exp_().unsqueeze(-1)
+        weight = weight + share(added, largest).unsqueeze(-1)
     return (values / weight).to(value.dtype)
 
 
@@ -89,9 +89,14 @@ def scores(grid: Tensor, key: Tensor, mask: Tensor, scaling: float, softcap: flo
 
 def weigh(scored: Tensor) -> tuple[Tensor, Tensor]:  # [B, kv heads, queries, block], [B, kv heads, queries]
     """Softmax over each block, and the logarithm of the sum that it divided by: where the score is largest, it
-    leaves one over that sum. (`exp` by itself would round otherwise where threads or vectors end.)"""
+    leaves one over that sum."""
     weights = torch.softmax(scored, dim=-1)
     return weights, scored.amax(dim=-1) - weights.amax(dim=-1).log_()
+
+
+def share(logs: Tensor, largest: Tensor) -> Tensor:  # of one shape
+    """Weights from their logarithms, over the largest one of the row."""
+    return (logs - largest).exp_()
 
 
 def weighted_sums(weights: Tensor, value: Tensor) -> Tensor:

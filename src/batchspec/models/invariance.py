@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from batchspec.layout.blocks import BLOCK
 from batchspec.layout.packed import pack
 from batchspec.layout.shapes import Shapes
 from batchspec.models.activations import sizes_of_even_activations
@@ -44,8 +45,8 @@ from batchspec.models.products import (
 )
 from batchspec.models.runner import PackedRunner
 
-LONG = (700, 1400)
-"""Lengths of a row, and of one beside it, over which the whole model is tried."""
+LONG = 1400
+"""Most tokens of a long row over which the whole model is tried, beside one of half the length."""
 
 EXPERTS_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """What configs call their number of experts."""
@@ -133,11 +134,17 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
     largest = max(largest, ANCHOR)
     common = frozenset(sizes_to_try(largest))
     for layer in model.modules():
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(layer, nn.Embedding):
+        if _is_product(layer):
             way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), as_linear)
             common &= sizes_like_anchor(way, *description(layer), largest)
     return tuple(sorted(common))
+
+
+def _is_product(layer: nn.Module) -> bool:
+    if isinstance(layer, PrepackedLinear):  # whose weight would be a copy
+        return True
+    weight = getattr(layer, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim == 2 and not isinstance(layer, nn.Embedding)
 
 
 def attention_kinds(model: PreTrainedModel) -> frozenset[AttentionKind]:
@@ -226,8 +233,9 @@ class _Trial:
 
 def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
     """Does a token behind many others give the same alone and beside a longer row? What is cached is noise."""
-    length, beside = LONG
-    if limits.max_length <= beside or limits.num_rows == 1:
+    beside = min(LONG, limits.max_length - 1)
+    length = beside // 2
+    if length < BLOCK or limits.num_rows == 1:
         return True
     results = []
     for lengths in ([length], [beside, length]):

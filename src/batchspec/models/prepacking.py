@@ -119,9 +119,12 @@ def as_prepacked(weights: Tensor, bias: Tensor | None) -> PrepackedLinear:
 def description(layer: Any) -> tuple[tuple[int, int], bool, Tensor]:
     """Of a linear layer: the shape of its weight as `[outputs, inputs]`, whether it has a bias, and a tensor of
     its dtype and device."""
+    has_bias = getattr(layer, "bias", None) is not None
+    if isinstance(layer, PrepackedLinear):  # whose weight would be a copy
+        return (layer.out_features, layer.in_features), has_bias, torch.empty(0, dtype=layer.dtype)
     weight = layer.weight
     shape = tuple(reversed(weight.shape)) if isinstance(layer, Conv1D) else tuple(weight.shape)
-    return shape, getattr(layer, "bias", None) is not None, weight
+    return shape, has_bias, weight
 
 
 def prepacked_copy(model: PreTrainedModel) -> PreTrainedModel:

@@ -20,8 +20,8 @@ from batchspec.models.block_cache import BlockCache
 from batchspec.models.features import FeatureStore, fuse
 
 PREFILL_CHUNK = 512
-"""Prompt tokens per forward pass; bounds the attention mask of a prompt to query heads per kv head x chunk x
-length."""
+"""Prompt tokens per forward pass; bounds the attention mask of a prompt to chunk x length (with capped scores or
+sinks: query heads per kv head x chunk x length)."""
 
 
 ReadLogits = Callable[[Tensor], None]

@@ -37,12 +37,12 @@ Forward = Callable[[PackedStep, Tensor], Tensor]
 def measure_steps(runner: Runner, most_tokens: int) -> list[tuple[int, float]]:
     """Seconds of a step of the target, or of a draft model, by its number of tokens; answers are remembered by
     device, dtype and shape. What the runner's rows hold is overwritten."""
-    return _measure(runner, most_tokens, lambda step, tokens: runner.forward(step, tokens))
+    return _measure("target", runner, most_tokens, lambda step, tokens: runner.forward(step, tokens))
 
 
 def measure_draft_steps(runner: Runner, most_tokens: int) -> list[tuple[int, float]]:
     """The same for a draft model, of which only each row's last logits are wanted."""
-    return _measure(runner, most_tokens, _draft_forward(runner))
+    return _measure("draft", runner, most_tokens, _draft_forward(runner))
 
 
 def measure_attention(model: PreTrainedModel) -> tuple[float, float]:
@@ -56,9 +56,9 @@ def measure_attention(model: PreTrainedModel) -> tuple[float, float]:
 
 @torch.inference_mode()
 def _attention_costs(kind: AttentionKind, num_layers: int) -> tuple[float, float]:
-    few = _attention_seconds(kind, MANY_BLOCKS // 8, 1)
+    few = _attention_seconds(kind, 1, 1)
     many, wide = (_attention_seconds(kind, MANY_BLOCKS, columns) for columns in (1, 1 + MANY_COLUMNS))
-    block = (many - few) / (ROWS * (MANY_BLOCKS - MANY_BLOCKS // 8))
+    block = (many - few) / (ROWS * (MANY_BLOCKS - 1))
     column = (wide - many) / (ROWS * MANY_BLOCKS * MANY_COLUMNS)
     return num_layers * max(0.0, block), num_layers * max(0.0, column)
 
@@ -96,11 +96,12 @@ def _draft_forward(runner: Runner) -> Forward:
     )
 
 
-def _measure(runner: Runner, most_tokens: int, forward: Forward) -> list[tuple[int, float]]:
+def _measure(role: str, runner: Runner, most_tokens: int, forward: Forward) -> list[tuple[int, float]]:
     model = runner.model
     layers = frozenset(type(module) for module in model.modules())
     like = torch.empty(0, dtype=model.dtype, device=runner.device)
-    key = (type(runner), *circumstances(like), layers, model.config.to_json_string(), runner.num_rows, most_tokens)
+    size = runner.num_rows, runner.max_length, most_tokens, getattr(runner, "shapes", None)
+    key = (role, type(runner), *circumstances(like), layers, model.config.to_json_string(), *size)
     sizes = sorted({*(size for size in SIZES if size < most_tokens), min(most_tokens, SIZES[-1])})
     return remembered(key, lambda: [(size, _seconds(runner, size, forward)) for size in sizes])
 
