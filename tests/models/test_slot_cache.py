@@ -84,7 +84,7 @@ def test_unused_slots_hold_zeros_never_what_memory_held(monkeypatch: pytest.Monk
         assert not cache.keys[0][1:].any()
 
 
-def test_move_row_copies_the_tokens_of_all_layers():
+def test_copying_a_row_copies_the_tokens_of_all_layers():
     cache = SlotCache(num_rows=3, max_slots=8)
     step = pack([0, 0, 0], [1, 1, 3])
     for layer in (0, 1):

@@ -26,7 +26,7 @@ from batchspec.audit.answers import NOTHING, STOPPED, Answer, first_difference
 from batchspec.audit.target import Target, seen_as_text
 from batchspec.models.reference import Forced
 
-KINDS = ("identical", "near-tie", "violation", "error")
+OUTCOMES = ("identical", "near-tie", "violation", "error")
 
 CONTEXT_TOKENS = 24
 
@@ -60,7 +60,7 @@ class Outcome:
 
     prompt: int
     kind: str
-    """One of `KINDS`."""
+    """One of `OUTCOMES`."""
     num_shared: int = 0
     """Tokens from the start on that equal the reference's."""
     num_compared: int = 0

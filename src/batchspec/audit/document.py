@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from batchspec.audit.compare import KINDS
+from batchspec.audit.compare import OUTCOMES
 from batchspec.audit.noise_floor import NoiseFloor
 from batchspec.audit.run import Figure, Run, figures
 from batchspec.audit.sampling import MOST, SamplingRun
@@ -77,7 +77,7 @@ def _in_words(found: Found) -> str:
 
 
 def _counted(found: Found) -> str:
-    counts = {kind: sum(run.counts[kind] for run in found.runs if not run.is_null) for kind in KINDS}
+    counts = {kind: sum(run.counts[kind] for run in found.runs if not run.is_null) for kind in OUTCOMES}
     said = (
         f"{counts['identical']} identical, {counts['near-tie']} near-ties, {counts['violation']} violations "
         f"and {counts['error']} errors in {sum(counts.values())} outputs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from batchspec.audit.compare import KINDS
+from batchspec.audit.compare import OUTCOMES
 from batchspec.audit.plot import COLOURS, divergences, margins_svg, outcomes_of
 from batchspec.audit.tables import interval, shortfall_text
 from batchspec.html import made_with, page, table
@@ -41,14 +41,14 @@ def _settings(document: dict[str, Any]) -> str:
 
 
 def _candidates(document: dict[str, Any]) -> str:
-    heads = ["candidate", "batch", *KINDS]
+    heads = ["candidate", "batch", *OUTCOMES]
     heads += ["exact match", "tokens before a difference", "divergences per 1,000 tokens"]
     rows = []
     for run in document["runs"]:
         counts, figures = run["counts"], run["figures"]
         name = escape(run["candidate"])
         name = f'<span class="null">{name}</span>' if run["is_null"] else f"<code>{name}</code>"
-        cells = {kind: str(counts[kind]) for kind in KINDS}
+        cells = {kind: str(counts[kind]) for kind in OUTCOMES}
         if counts["violation"]:
             cells["violation"] = f'<span class="violation">{counts["violation"]}</span>'
         shown = (interval(figures["exact"], "%"), interval(figures["shared"]), interval(figures["divergences"]))

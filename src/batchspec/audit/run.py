@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batchspec.audit.answers import Engine, Job
-from batchspec.audit.compare import KINDS, Logits, Outcome, compare
+from batchspec.audit.compare import OUTCOMES, Logits, Outcome, compare
 from batchspec.audit.intervals import bootstrap_mean, poisson, wilson
 from batchspec.audit.target import Target
 
@@ -32,7 +32,7 @@ class Run:
     def counts(self) -> dict[str, int]:
         """Prompts of each kind; those that were not reached before Ctrl-C are missing."""
         found = Counter(outcome.kind for outcome in self.outcomes)
-        return {kind: found[kind] for kind in KINDS}
+        return {kind: found[kind] for kind in OUTCOMES}
 
     @property
     def compared(self) -> list[Outcome]:

@@ -23,7 +23,7 @@ class Kind:
     """What it can be told."""
 
 
-KINDS: dict[str, Kind] = {
+ENGINES: dict[str, Kind] = {
     "batchspec": Kind(open_batchspec, LLM_KEYS),
     "transformers": Kind(open_transformers),
     "transformers-assisted": Kind(open_assisted, ("model", "num_speculative_tokens")),
@@ -51,9 +51,9 @@ def parse_spec(text: str) -> Spec:
         ValueError: an unknown kind or key, a missing one, or a part that is no `key=value`.
     """
     kind, _, rest = text.partition(":")
-    if kind not in KINDS:
-        raise ValueError(f"--candidate must begin with one of {', '.join(KINDS)}, got {text!r}")
-    keys = KINDS[kind].keys
+    if kind not in ENGINES:
+        raise ValueError(f"--candidate must begin with one of {', '.join(ENGINES)}, got {text!r}")
+    keys = ENGINES[kind].keys
     parts = [part.strip() for part in rest.split(",")] if rest else []
     options: dict[str, Any] = {}
     if kind == "openai":
@@ -82,7 +82,7 @@ def open_engine(target: Target, spec: Spec) -> Engine:
     Raises:
         ValueError: its settings cannot be used, or its model not be loaded.
     """
-    return KINDS[spec.kind].open(target, **spec.options)
+    return ENGINES[spec.kind].open(target, **spec.options)
 
 
 def _is_time(value: object) -> bool:

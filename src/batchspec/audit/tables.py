@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from batchspec.audit.compare import KINDS
+from batchspec.audit.compare import OUTCOMES
 from batchspec.audit.plot import divergences
 
 MOST_ROWS = 12
@@ -68,7 +68,7 @@ def _candidates(document: dict[str, Any]) -> Table:
         table.add_row(
             "null band" if run["is_null"] else escape(run["candidate"]),
             str(run["batch_size"]),
-            *(str(counts[kind]) for kind in KINDS),
+            *(str(counts[kind]) for kind in OUTCOMES),
             interval(figures["exact"], "%"),
             f"{figures['shared']['value'] or 0:.1f}",
             interval(figures["divergences"]),
