@@ -71,7 +71,7 @@ def test_a_shard_is_read_as_it_was_written(tmp_path, texts):
 
 def test_a_torn_shard_is_refused(tmp_path):
     (tmp_path / "0.safetensors").write_bytes(b"torn")
-    with pytest.raises(ValueError, match="is no shard of training texts"):
+    with pytest.raises(ValueError, match="is no file of this training"):
         read_shard(tmp_path / "0.safetensors")
 
 

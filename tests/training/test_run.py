@@ -79,7 +79,8 @@ def llm(_one_thread):
 @pytest.fixture(scope="module", params=["layers", "feature"])
 def settings(request):
     if request.param == "feature":
-        return replace(SETTINGS, kind="feature", learning_rate=3e-3, minutes=3.0)
+        # Twice the ticks for as many shards: hidden states take time, too.
+        return replace(SETTINGS, kind="feature", learning_rate=3e-3, minutes=3.0, data_minutes=0.1)
     return SETTINGS
 
 
@@ -104,12 +105,24 @@ def test_a_training_that_was_killed_twice_gives_the_same_curve_and_drafter(whole
     trained(tmp_path, llm, settings, num_steps=30)  # some steps behind the last state are lost
     trained(tmp_path, llm, settings, num_steps=41)
     (tmp_path / "training/data/00001.safetensors").unlink()
+    (tmp_path / "training/data/hidden-00000.safetensors").unlink(missing_ok=True)
     (tmp_path / "training/data/00002.safetensors").rename(
         tmp_path / "other"
     )  # a shard that is made anew is the same
     trained(tmp_path, llm, settings)
     assert curve(tmp_path) == curve(whole)
     assert (tmp_path / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_hidden_states_of_other_texts_are_refused(tmp_path, llm):
+    settings = replace(SETTINGS, kind="feature", data_minutes=0.1)
+    trained(tmp_path, llm, settings, num_steps=1)
+    data = tmp_path / "training/data"
+    (data / "hidden-00001.safetensors").rename(data / "hidden-00000.safetensors")
+    with pytest.raises(
+        ValueError, match="hidden-00000.safetensors' does not hold the hidden states of these texts"
+    ):
+        trained(tmp_path, llm, settings, num_steps=1)
 
 
 def test_the_result_drafts_and_changes_no_token(whole, llm):

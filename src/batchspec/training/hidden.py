@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from batchspec.models.features import features_of
 from batchspec.training.lines import Line
-from batchspec.training.shards import Text
+from batchspec.training.shards import Clock, Text, read_states, write_states
 
 
 class HiddenStates:
@@ -19,6 +21,21 @@ class HiddenStates:
     def __init__(self, target: Any) -> None:
         self.target = target
         self._of_text: dict[int, Tensor] = {}
+
+    def keep(self, path: Path, texts: list[Text], clock: Clock = time.monotonic) -> float:
+        """Have the states of a shard's texts: from the file, or computed and written to it. Gives the seconds that
+        computing them took, now or then.
+
+        Raises:
+            ValueError: the file is not one that was written for these texts.
+        """
+        if not path.exists():
+            start = clock()
+            states = [self.of(text).cpu() for text in texts]
+            write_states(path, states, clock() - start)
+        states, seconds = read_states(path, [len(text.token_ids) for text in texts])
+        self._of_text |= {id(text): own for text, own in zip(texts, states, strict=True)}
+        return seconds
 
     def of(self, text: Text) -> Tensor:  # [L, hidden]
         """The text must live as long as this object."""
@@ -34,6 +51,6 @@ class HiddenStates:
         ends = [*starts[1:], line.position_ids.shape[1]]
         parts = []
         for text, start, end in zip(line.texts, starts, ends, strict=True):
-            states = self.of(text)[: end - start - 1].float()
+            states = self.of(text)[: end - start - 1].to(line.token_ids.device).float()
             parts.append(torch.nn.functional.pad(states, (0, 0, 1, 0)))
         return torch.cat(parts).unsqueeze(0)

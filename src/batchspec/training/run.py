@@ -22,9 +22,9 @@ from batchspec.training.hidden import HiddenStates
 from batchspec.training.lines import lines_of
 from batchspec.training.measure import acceptance, agreement
 from batchspec.training.settings import TrainingSettings, spread
-from batchspec.training.shards import Shard, Text, read_shard, write_shard
+from batchspec.training.shards import Clock, Shard, Text, read_shard, write_shard
 from batchspec.training.student import frequent_ids, make_student
-from batchspec.training.trainer import STATE, Clock, Trainer
+from batchspec.training.trainer import STATE, Trainer
 
 WORK = "training"
 """Subfolder of the result for all that is not the drafter itself."""
@@ -43,6 +43,8 @@ class Data:
     held_out: list[Text]
     seconds: float
     """What it took to make all of them."""
+    hidden: HiddenStates | None = None
+    """For drafters of kind `feature`."""
 
 
 def open_folder(folder: Path, llm: LLM, settings: TrainingSettings, prompts: list[list[int]] | None) -> Path:
@@ -91,6 +93,7 @@ def make_data(
     """
     folder = work / "data"
     folder.mkdir(exist_ok=True)
+    hidden = HiddenStates(llm.model) if settings.kind == "feature" else None
     shards: list[Shard] = []
     seconds, tokens = 0.0, 0
     while seconds < settings.data_seconds and (settings.tokens is None or tokens < settings.tokens):
@@ -105,9 +108,11 @@ def make_data(
             write_shard(path, shard)
         shards.append(shard)
         seconds, tokens = seconds + shard.seconds, tokens + shard.num_answer_tokens
+        if hidden is not None:
+            seconds += hidden.keep(folder / f"hidden-{path.name}", shard.texts, clock)
     texts = [text for shard in shards for text in shard.texts if text.num_answer_tokens]
     kept, held_out = split(texts)
-    data = Data(kept, held_out, seconds)
+    data = Data(kept, held_out, seconds, hidden)
     if not data.texts or not data.held_out:
         raise ValueError(
             f"data_minutes must give texts to train on and to hold out; they gave {len(texts)} in all"
@@ -137,8 +142,7 @@ def train(
     """
     layers = spread(settings.layers, num_layers(llm.model))
     ids = frequent_ids(data.texts, settings.head_size, vocabulary_size(llm.model))
-    hidden = HiddenStates(llm.model) if settings.kind == "feature" else None
-    trainer = Trainer(make_student(llm.model, layers, ids, settings.kind), data.texts, settings, hidden)
+    trainer = Trainer(make_student(llm.model, layers, ids, settings.kind), data.texts, settings, data.hidden)
     if (work / STATE).exists():
         trainer.restore(work)
     budget = max(1.0, 60 * settings.minutes - data.seconds)

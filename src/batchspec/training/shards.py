@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 SECONDS = "seconds"
+STATES = "states"
+
+Clock = Callable[[], float]
+"""Seconds, from whenever."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +59,50 @@ def write_shard(path: Path, shard: Shard) -> None:
         "top_logprobs": torch.cat([text.top_logprobs for text in texts]),
         "is_greedy": torch.tensor([text.is_greedy for text in texts]),
     }
-    partial = path.with_name(f".{path.name}")
-    partial.write_bytes(save(tensors, metadata={SECONDS: repr(shard.seconds)}))
-    partial.replace(path)
+    _write(path, tensors, shard.seconds)
 
 
 def read_shard(path: Path) -> Shard:
     """Raises ValueError if the file is not one that `write_shard` wrote."""
+    tensors, seconds = _read(path)
+    try:
+        return Shard(list(_texts(tensors)), seconds)
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{str(path)!r} is no shard of training texts: {error}") from error
+
+
+def write_states(path: Path, states: list[Tensor], seconds: float) -> None:
+    """The target's last hidden states `[L, hidden]` of each text, which took so long to compute."""
+    _write(path, {STATES: torch.cat(states)}, seconds)
+
+
+def read_states(path: Path, lengths: list[int]) -> tuple[list[Tensor], float]:
+    """The states of texts of these lengths, and the seconds that they took.
+
+    Raises:
+        ValueError: the file is not one that `write_states` wrote for such texts.
+    """
+    tensors, seconds = _read(path)
+    try:
+        return list(tensors[STATES].split(lengths)), seconds
+    except (KeyError, RuntimeError) as error:
+        raise ValueError(f"{str(path)!r} does not hold the hidden states of these texts: {error}") from error
+
+
+def _write(path: Path, tensors: dict[str, Tensor], seconds: float) -> None:
+    """Whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_bytes(save(tensors, metadata={SECONDS: repr(seconds)}))
+    partial.replace(path)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], float]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Shard(list(_texts(tensors)), float(file.metadata()[SECONDS]))
+            return tensors, float(file.metadata()[SECONDS])
     except (OSError, SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        raise ValueError(f"{str(path)!r} is no shard of training texts: {error}") from error
+        raise ValueError(f"{str(path)!r} is no file of this training: {error}") from error
 
 
 def _texts(tensors: dict[str, Tensor]) -> Iterator[Text]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from pickle import UnpicklingError
@@ -151,7 +150,3 @@ def rate_at(progress: float, warm_up: float) -> float:
         return progress / warm_up
     along = min(1.0, (progress - warm_up) / max(1 - warm_up, 1e-9))
     return FINAL_RATE + (1 - FINAL_RATE) * (1 + math.cos(math.pi * along)) / 2
-
-
-Clock = Callable[[], float]
-"""Seconds, from whenever."""
