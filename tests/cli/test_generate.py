@@ -181,7 +181,7 @@ def test_resume_refuses_the_answers_to_another_input(tmp_path, model, prompts, c
             "num_speculative_tokens must be an integer of at",
         ),
         (["--method", "ngram", "--draft-model", "x"], "--draft-model goes with --method draft_model"),
-        (["--method", "draft_model"], "--method draft_model needs --draft-model"),
+        (["--method", "draft_model"], "model must be given for method draft_model: a hub id, a folder or"),
         (["--max-tokens", "0"], "max_tokens must be an integer of at least 1"),
         (["--max-num-seqs", "0"], "max_num_seqs must be an integer of at least 1"),
         (["--dtype", "int8"], "dtype must be one of"),

@@ -120,7 +120,7 @@ def test_hidden_states_of_other_texts_are_refused(tmp_path, llm):
     data = tmp_path / "training/data"
     (data / "hidden-00001.safetensors").rename(data / "hidden-00000.safetensors")
     with pytest.raises(
-        ValueError, match="hidden-00000.safetensors' does not hold the hidden states of these texts"
+        ValueError, match=r"hidden-00000\.safetensors' does not hold the hidden states of these texts"
     ):
         trained(tmp_path, llm, settings, num_steps=1)
 

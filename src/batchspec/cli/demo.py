@@ -61,7 +61,11 @@ def demo(
     draft_model: options.DraftModel = None,
     method: Annotated[
         str | None,
-        typer.Option(help="ngram, suffix or draft_model. Default: draft_model with --draft-model, else ngram."),
+        typer.Option(
+            help="ngram, suffix or draft_model. Default: draft_model with --draft-model; for the default --model "
+            "the drafter that batchspec brings, after look-ups by ngram; else ngram.",
+            show_default=False,
+        ),
     ] = None,
     num_speculative_tokens: options.NumSpeculativeTokens = None,
     prompt_lookup_max: options.LookupMax = 3,
@@ -81,12 +85,14 @@ def demo(
     """
     console = Console()
     prompts = choose_prompts(seed)
+    is_default = method is None and draft_model is None and model is None
     drafting = speculative_config(
-        method or ("draft_model" if draft_model else "ngram"),
+        method or ("draft_model" if draft_model or is_default else "ngram"),
         draft_model,
         num_speculative_tokens,
         prompt_lookup_max,
         prompt_lookup_min,
+        lookup="ngram" if is_default else None,
     )
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     speculative = load_llm(
