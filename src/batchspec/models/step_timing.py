@@ -80,7 +80,7 @@ def _attention_seconds(kind: AttentionKind, num_blocks: int, num_columns: int) -
     def attend() -> None:
         for key, value in zip(keys, values, strict=True):
             out = attend_blocks(grid, key, value, layout, mask, 0.1, None, None)
-        out[-1, -1, -1].item()
+        out[-1, -1, -1, -1].item()
 
     attend()
     return min(_timed(attend) for _ in range(REPEATS)) / CACHES
