@@ -55,7 +55,7 @@ def test_exactness_is_asked_where_it_is_promised(text, exact):
         ("transformers,numerics=fast", "keys are none"),
         ("ngram,numerics=exact", "numerics must be one of invariant, fast"),
         ("ngram,num_speculative_tokens=0", "num_speculative_tokens must be an integer of at least 1"),
-        ("draft_model", "model must be given"),
+        ("early_exit", "num_layers must be given"),
         ("none,num_speculative_tokens=4", "needs the key 'method'"),
     ],
 )
