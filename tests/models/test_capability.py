@@ -248,10 +248,12 @@ def test_probe_refuses_a_bias_that_it_is_not_told_of():
 
 
 def test_probe_refuses_when_the_cache_is_off_by_one(monkeypatch: pytest.MonkeyPatch):
-    def write(cache: BlockCache, pool: Tensor, states: Tensor, blocks: Tensor, places: Tensor) -> None:
-        pool[blocks, :, (places - 1).clamp(min=0)] = states[0].transpose(0, 1)
+    places = BlockCache._places
 
-    monkeypatch.setattr(BlockCache, "_write", write)
+    def off_by_one(cache: BlockCache, num_heads: int) -> Tensor:
+        return (places(cache, num_heads) - 1).clamp(min=0)
+
+    monkeypatch.setattr(BlockCache, "_places", off_by_one)
     assert_refused(make_model("llama"), "its logits in a batch are off its plain logits by", instead=PADDED)
 
 
