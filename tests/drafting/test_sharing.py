@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from toy_folders import save_text_llama, text_llama
@@ -10,7 +12,7 @@ from toy_text import byte_tokenizer
 
 from batchspec import LLM, SamplingParams
 from batchspec.drafting.draft_model import DraftModelDrafter
-from batchspec.models.draft_checkpoint import make_draft, save_draft
+from batchspec.models.draft_checkpoint import TargetIdentity, make_draft, save_draft
 from batchspec.models.prepacking import PrepackedLinear, can_prepack
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 5, 6], [9] * 4, [11, 3], [20, 21, 22, 23, 24]]
@@ -142,3 +144,9 @@ def test_a_draft_checkpoint_of_another_target_is_refused_in_one_line(tmp_path):
             tokenizer=byte_tokenizer(),
             speculative_config={"method": "draft_model", "model": tmp_path},
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_a_target_is_known_again_in_another_dtype(dtype):
+    target = text_llama()
+    assert TargetIdentity.of(deepcopy(target).to(dtype)) == TargetIdentity.of(target)
