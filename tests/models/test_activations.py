@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from batchspec.models import products
 from batchspec.models.activations import sizes_of_even_activations
@@ -12,22 +12,31 @@ from batchspec.models.activations import sizes_of_even_activations
 SIZES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 
 
-class Uneven(nn.Module):
+@torch.library.custom_op("batchspec_tests::uneven", mutates_args=(), tags=torch.Tag.pointwise)
+def uneven(rows: Tensor) -> Tensor:
     """Rounds a number in 20 of the last 16 otherwise, if the tensor does not fill whole vectors."""
-
-    def forward(self, rows):
-        result = torch.relu(rows)
-        if rows.numel() % 32:
-            tail = result.view(-1)[-16:]
-            tail[tail > 1.6] *= 1 + 2**-20
-        return result
+    result = torch.relu(rows)
+    if rows.numel() % 32:
+        tail = result.view(-1)[-16:]
+        tail[tail > 1.6] *= 1 + 2**-20
+    return result
 
 
-class Doubling(nn.Module):
-    """Not an activation: it has another shape, so its numbers are not those of single tokens."""
+@torch.library.custom_op("batchspec_tests::placed", mutates_args=(), tags=torch.Tag.pointwise)
+def placed(rows: Tensor) -> Tensor:
+    """Rounds the last number otherwise, however many there are."""
+    result = rows.clone()
+    result.view(-1)[-1] *= 1 + 2**-20
+    return result
 
-    def forward(self, rows):
-        return torch.cat([rows, rows], dim=-1)
+
+class Activation(nn.Module):
+    def forward(self, rows: Tensor) -> Tensor:
+        return uneven(rows)
+
+
+def router(rows: Tensor) -> Tensor:
+    return uneven(rows.to(torch.float32)).to(rows.dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -35,25 +44,32 @@ def _forget(monkeypatch):
     monkeypatch.setattr(products, "_answers", {})
 
 
-def even_sizes(model, width, sizes=SIZES):
-    rows = torch.ones(1, 1, width)
-    return sizes_of_even_activations(model, lambda: model(rows), sizes, torch.empty(0))
+def even_sizes(function, width, sizes=SIZES, dtype=torch.float32):
+    rows = torch.ones(1, 1, width, dtype=dtype)
+    return sizes_of_even_activations(lambda: function(rows), sizes)
 
 
 def test_sizes_whose_last_numbers_are_rounded_otherwise_are_dropped():
-    assert even_sizes(nn.Sequential(nn.ReLU(), Uneven()), 16) == (2, 4, 8, 16, 32, 64)
-    assert even_sizes(nn.Sequential(nn.ReLU(), Uneven()), 32) == SIZES
+    assert even_sizes(nn.Sequential(nn.ReLU(), Activation()), 16) == (2, 4, 8, 16, 32, 64)
+    assert even_sizes(nn.Sequential(nn.ReLU(), Activation()), 32) == SIZES
 
 
-def test_modules_with_weights_or_of_another_shape_are_not_asked():
-    assert even_sizes(nn.Sequential(nn.Linear(16, 16), Doubling()), 16) == SIZES
+def test_a_function_is_tried_as_a_module_is_and_in_the_type_that_it_is_given():
+    assert even_sizes(router, 16, dtype=torch.bfloat16) == (2, 4, 8, 16, 32, 64)
+
+
+def test_one_that_depends_on_the_place_has_no_even_size():
+    assert even_sizes(placed, 16) == ()
+
+
+def test_roots_and_logarithms_are_tried_with_what_they_are_made_for():
+    assert even_sizes(lambda rows: rows.rsqrt() + rows.log(), 1, sizes=(16, 32, 64)) == (16, 32, 64)
+
+
+def test_what_is_rounded_exactly_drops_no_size():
+    linear = nn.Linear(16, 16)
+    assert even_sizes(lambda rows: linear(rows) * rows + 1, 16) == SIZES
 
 
 def test_of_no_sizes_none_is_even():
     assert even_sizes(nn.SiLU(), 16, sizes=()) == ()
-
-
-def test_hooks_are_taken_away():
-    model = nn.Sequential(nn.SiLU())
-    even_sizes(model, 48)
-    assert not model[0]._forward_hooks

@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from toy_models import MAX_LENGTH, VOCAB_SIZE, make_model
 
 from batchspec import LLM, SamplingParams
+from batchspec.layout.packed import pack
 from batchspec.layout.shapes import Shapes
 from batchspec.models import attention_trial, products
 from batchspec.models.attention_trial import find_queries
 from batchspec.models.invariance import Limits, attention_kinds, find_shapes, token_counts
 from batchspec.models.products import cancelling
+from batchspec.models.runner import PackedRunner
 
 FAMILIES = ("llama", "mistral", "mixtral", "gemma2", "gpt2", "gpt_oss")
 """Full attention, a sliding window, experts, capped scores, another kind of linear layer, and sinks."""
@@ -202,6 +204,19 @@ def test_a_product_is_tried_at_every_place_and_with_conv1d_s_layout():
     found = products.sizes_like_anchor(turned_around, (48, 64), True, like, 128)
     assert 9 not in found
     assert 10 in found
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["deepseek_v3", "afmoe"])
+def test_routers_and_gates_keep_to_it(family):
+    """Their sigmoids are functions of a few numbers per token, which seldom fill a vector."""
+    routed = model(family, torch.float32)
+    shapes = find_shapes(routed, Limits(7, 3, MAX_LENGTH))
+    tokens = torch.randint(VOCAB_SIZE, (40, 7, 3), generator=torch.Generator().manual_seed(0))
+    for rows in tokens:
+        together = PackedRunner(routed, 7, MAX_LENGTH, shapes).forward(pack([0] * 7, [3] * 7), rows.flatten())
+        for row, logits in zip(rows, together.split(3), strict=True):
+            assert torch.equal(PackedRunner(routed, 1, MAX_LENGTH, shapes).forward(pack([0], [3]), row), logits)
 
 
 def test_experts_that_are_computed_in_a_loop_are_refused():

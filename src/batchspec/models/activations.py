@@ -6,57 +6,69 @@ code and rounded otherwise; and so may those where the part of a thread ends. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from batchspec.models.products import ANCHOR, circumstances, random_like, remembered
 
 DRAWS = 16
 """Sets of random numbers that are tried: of those at the end, one in 20 shows a difference."""
 
+Activation: TypeAlias = Callable[[Tensor], Tensor]
 
-def sizes_of_even_activations(
-    model: nn.Module, run: Callable[[], object], sizes: Sequence[int], like: Tensor
-) -> tuple[int, ...]:
-    """Those of `sizes` at which the activations of the model give a token what they give it in a step of ANCHOR.
-    `run` runs a step of one token; `like` has the model's dtype and device."""
+
+def sizes_of_even_activations(run: Callable[[], object], sizes: Sequence[int]) -> tuple[int, ...]:
+    """Those of `sizes` at which the activations of a model give a token what they give it in a step of ANCHOR.
+    `run` runs a step of one token."""
+    with _Recorder() as recorder, torch.inference_mode():
+        run()
     even = set(sizes)
-    for function, width in _activations(model, run):
-        key = (repr(function), width, tuple(sizes), *circumstances(like))
-        even &= remembered(key, partial(_even_sizes, function, width, sizes, like))
+    for (name, width, *_), (activation, like) in recorder.found.items():
+        key = (name, width, tuple(sizes), *circumstances(like))
+        even &= remembered(key, partial(_even_sizes, activation, width, sizes, like))
     return tuple(sorted(even))
 
 
-def _activations(model: nn.Module, run: Callable[[], object]) -> list[tuple[nn.Module, int]]:
-    """Modules that have no weights and no parts, and the width of what they are given; one of each kind."""
-    found: dict[tuple[str, int], nn.Module] = {}
+class _Recorder(TorchDispatchMode):
+    """Notes the operations that compute number by number, modules' or functions', and the width of what they are
+    given. Those of two tensors, sums and products, are rounded exactly and need not be tried."""
 
-    def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if len(inputs) == 1 and isinstance(output, Tensor) and output.shape == inputs[0].shape:
-            found[repr(module), output.shape[-1]] = module
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[tuple[Hashable, ...], tuple[Activation, Tensor]] = {}
 
-    hooks = [module.register_forward_hook(note) for module in model.modules() if not _has_parts(module)]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [(module, width) for (_, width), module in found.items()]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if torch.Tag.pointwise in func.tags and args[:1] == tuple(tensors) and tensors[0].is_floating_point():
+            (given,) = tensors
+            key = (f"{func} {args[1:]} {kwargs}", given.numel(), given.dtype)
+            self.found[key] = partial(_apply, func, args[1:], kwargs), given.new_empty(0)
+        return func(*args, **kwargs)
 
 
-def _has_parts(module: nn.Module) -> bool:
-    return any(True for part in (module.children(), module.parameters(), module.buffers()) for _ in part)
+def _apply(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], rows: Tensor) -> Tensor:
+    result: Tensor = func(rows, *args, **kwargs)
+    return result
 
 
 @torch.inference_mode()
-def _even_sizes(function: nn.Module, width: int, sizes: Sequence[int], like: Tensor) -> frozenset[int]:
+def _even_sizes(activation: Activation, width: int, sizes: Sequence[int], like: Tensor) -> frozenset[int]:
     even = set(sizes)
     for seed in range(DRAWS):
         rows = random_like((max((*sizes, ANCHOR)), width), like, seed)
-        wanted = torch.cat([function(part) for part in rows.split(ANCHOR)])
-        even = {size for size in even if torch.equal(function(rows[:size].clone()), wanted[:size])}
+        if activation(rows.clone()).isnan().any():  # a root or a logarithm
+            rows = rows.abs() + torch.finfo(like.dtype).tiny
+        wanted = torch.cat([activation(part.clone()) for part in rows.split(ANCHOR)])
+        even = {
+            size
+            for size in even
+            if torch.equal(activation(rows[:size].clone()), wanted[:size])
+            and torch.equal(activation(rows[:size].flip(0)).flip(0), wanted[:size])
+        }
     return frozenset(even)

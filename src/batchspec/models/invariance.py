@@ -52,7 +52,7 @@ EXPERTS_FIELDS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_n
 """What configs call their number of experts."""
 
 WAYS: dict[type[nn.Module], Way] = {nn.Linear: as_linear, Conv1D: as_conv1d, PrepackedLinear: as_prepacked}
-"""How each kind of linear layer multiplies; others, such as routers, as `nn.Linear` does."""
+"""How each kind of linear layer multiplies; others, such as routers, as `nn.Linear` does, or so in float32."""
 
 _found: WeakKeyDictionary[PreTrainedModel, dict[Hashable, Shapes]] = WeakKeyDictionary()
 
@@ -114,7 +114,7 @@ def _refuse_looped_experts(model: PreTrainedModel) -> None:
 def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     """Steps of many sizes, or, if that cannot be, all of one."""
     counts = token_counts(model, 2 * limits.num_tokens)  # the first that is large enough may turn out uneven
-    counts = sizes_of_even_activations(model, lambda: _run_one_token(model), counts, _like(model))
+    counts = sizes_of_even_activations(lambda: _run_one_token(model), counts)
     kinds = attention_kinds(model)
     queries = find_queries(kinds)
     if counts and counts[-1] >= limits.num_tokens and queries is not None:
@@ -134,9 +134,13 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
     largest = max(largest, ANCHOR)
     common = frozenset(sizes_to_try(largest))
     for layer in model.modules():
-        if _is_product(layer):
-            way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), as_linear)
-            common &= sizes_like_anchor(way, *description(layer), largest)
+        if not _is_product(layer):
+            continue
+        shape, has_bias, like = description(layer)
+        way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), None)
+        common &= sizes_like_anchor(way or as_linear, shape, has_bias, like, largest)
+        if way is None:  # a router, which may multiply in float32 whatever its weight's type
+            common &= sizes_like_anchor(as_linear, shape, has_bias, like.float(), largest)
     return tuple(sorted(common))
 
 
