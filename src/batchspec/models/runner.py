@@ -144,6 +144,7 @@ class FeatureRunner(PackedRunner):
         super().__init__(model, num_rows, max_length)
         self.features = FeatureStore(model)
 
+    @torch.inference_mode()  # outside of it, prepacked weights are unpacked for each product
     def forward_features(
         self,
         step: PackedStep,
