@@ -71,5 +71,9 @@ def test_what_is_rounded_exactly_drops_no_size():
     assert even_sizes(lambda rows: linear(rows) * rows + 1, 16) == SIZES
 
 
+def test_operations_whose_first_argument_is_no_tensor_are_passed_over():
+    assert even_sizes(lambda rows: 2.0**rows, 16) == SIZES
+
+
 def test_of_no_sizes_none_is_even():
     assert even_sizes(nn.SiLU(), 16, sizes=()) == ()

@@ -153,6 +153,7 @@ class AdaptiveBudget:
         return self.estimates.chance(mark, trust) >= self.estimates.chance(_unseen(0), trust)
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+        self._learn_unseen(marks)
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         taken = best_cut(survivals, self.target_costs, self._spent(marks), blocks_of(rows))
         for place in self._due(rows, marks, taken):
@@ -184,8 +185,13 @@ class AdaptiveBudget:
         for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
-                if self.draft_costs is not None and own[0].source == CONFIDENCE:
-                    self.estimates.learn([_unseen(column) for column in range(len(own))], accepted, Trust())
+
+    def _learn_unseen(self, marks: Rows[Rows[Mark]]) -> None:
+        """What the draft model's next token is worth on average: also of those that are not going to be verified."""
+        for own in marks:
+            for column, mark in enumerate(own):
+                if mark.source == CONFIDENCE:
+                    self.estimates.add(_unseen(column), self.estimates.chance(mark, Trust()))
 
     def _worth_drafting(
         self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int

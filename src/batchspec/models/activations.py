@@ -45,10 +45,10 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if torch.Tag.pointwise in func.tags and args[:1] == tuple(tensors) and tensors[0].is_floating_point():
-            (given,) = tensors
-            key = (f"{func} {args[1:]} {kwargs}", given.numel(), given.dtype)
-            self.found[key] = partial(_apply, func, args[1:], kwargs), given.new_empty(0)
+        is_first = len(tensors) == 1 and args and args[0] is tensors[0]
+        if torch.Tag.pointwise in func.tags and is_first and args[0].is_floating_point():
+            key = (f"{func} {args[1:]} {kwargs}", args[0].numel(), args[0].dtype)
+            self.found[key] = partial(_apply, func, args[1:], kwargs), args[0].new_empty(0)
         return func(*args, **kwargs)
 
 
