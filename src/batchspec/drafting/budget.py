@@ -187,7 +187,7 @@ class AdaptiveBudget:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
     def _learn_unseen(self, marks: Rows[Rows[Mark]]) -> None:
-        """What the draft model's next token is worth on average: also of those that are not going to be verified."""
+        """What a draft model's next token is worth on average: of those that are not going to be verified, too."""
         for own in marks:
             for column, mark in enumerate(own):
                 if mark.source == CONFIDENCE:
