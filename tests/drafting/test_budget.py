@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batchspec.drafting.budget import (
-    CONFIDENCE,
     PROBE_AFTER,
     PROBE_LAST,
     WANTED,
@@ -19,6 +18,7 @@ from batchspec.drafting.budget import (
 )
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.estimates import Mark
+from batchspec.drafting.outlook import CONFIDENCE, LEVELS
 from batchspec.request import Sequence
 
 chances = st.lists(st.floats(0.01, 0.98), max_size=3)
@@ -178,8 +178,7 @@ def columns(budget, rows, limits, confidences):
     marks = [[] for _ in rows]
     while chosen := budget.next_column(rows, marks, limits):
         for place in chosen:
-            level = int(10 * confidences[place])
-            marks[place].append(Mark("confidence", level, (level + 0.5) / 10))
+            marks[place].append(LEVELS[int(10 * confidences[place])])
     return marks
 
 
@@ -205,6 +204,21 @@ def test_a_draft_model_drafts_on_for_the_rows_it_is_sure_of(adaptive):
     assert means[0] >= 3
     assert means[2] > 2.5
     assert means[1] < 2
+
+
+@pytest.mark.parametrize(("draft_seconds", "drafts"), [(0.01, True), (1.0, False)])
+def test_a_token_is_drafted_for_the_chance_that_it_is_a_sure_one(adaptive, draft_seconds, drafts):
+    """One in four is worth its place in a step, so the average one is not; the others are not verified."""
+    budget, rows, coin = adaptive(costs_of(2.0), StepCosts([(1, draft_seconds)])), rows_of(1), random.Random(3)
+    num_drafted = num_verified = 0
+    for _ in range(400):
+        is_sure = coin.random() < 0.25
+        marks = columns(budget, rows, [1], [0.95 if is_sure else 0.05])
+        cut = budget.cut(rows, marks)
+        budget.learn(rows, [marks[0][: cut[0]]], [int(is_sure) if cut[0] else 0])
+        num_drafted, num_verified = num_drafted + len(marks[0]), num_verified + cut[0]
+    assert (num_drafted > 300) == drafts
+    assert (50 < num_verified < 150) == drafts
 
 
 def test_a_draft_model_that_does_not_pay_rests_and_is_tried_now_and_then(adaptive):

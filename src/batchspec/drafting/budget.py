@@ -22,6 +22,7 @@ from torch import Tensor
 
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.estimates import Estimates, Mark, Trust
+from batchspec.drafting.outlook import CONFIDENCE, LEVELS, Outlook
 from batchspec.layout.block_step import draft_columns
 from batchspec.layout.blocks import BLOCK
 from batchspec.request import Sequence
@@ -34,11 +35,6 @@ TRIED_TOGETHER = 0.25
 
 WANTED = 1.02
 """What drafts have to promise, of the rate without: the best of many estimates is never quite what comes."""
-
-CONFIDENCE = "confidence"
-"""The source of a draft model's marks."""
-
-CONFIDENCE_LEVELS = 10
 
 
 class Budget(Protocol):
@@ -115,6 +111,7 @@ class AdaptiveBudget:
     draft_costs: StepCosts | None = None
     """Of a step of the draft model; None: drafts cost nothing."""
     estimates: Estimates = field(default_factory=Estimates)
+    outlook: Outlook = field(default_factory=Outlook)
     _trusts: WeakKeyDictionary[Sequence, tuple[Trust, Patience]] = field(default_factory=WeakKeyDictionary)
     _patience: Patience = field(default_factory=Patience)
     """Of the whole batch, with a draft model."""
@@ -124,12 +121,12 @@ class AdaptiveBudget:
 
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
-        levels = (best * CONFIDENCE_LEVELS).long().clamp(max=CONFIDENCE_LEVELS - 1).tolist()
-        return [Mark(CONFIDENCE, level, (level + 0.5) / CONFIDENCE_LEVELS) for level in levels]
+        levels = (best * len(LEVELS)).long().clamp(max=len(LEVELS) - 1).tolist()
+        return [LEVELS[level] for level in levels]
 
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
-        self._correct_draft_costs(marks, column)
+        self._learn_of_draft(marks, column)
         chosen = self._worth_drafting(rows, marks, candidates, column)
         if column == 0 and candidates:
             if chosen:
@@ -150,10 +147,10 @@ class AdaptiveBudget:
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         trust, _ = self._of(row)
-        return self.estimates.chance(mark, trust) >= self.estimates.chance(_unseen(0), trust)
+        drafted = sum(share * self.estimates.chance(seen, trust) for seen, share in self.outlook.shares(0))
+        return self.estimates.chance(mark, trust) >= drafted
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
-        self._learn_unseen(marks)
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         taken = best_cut(survivals, self.target_costs, self._spent(marks), blocks_of(rows))
         for place in self._due(rows, marks, taken):
@@ -186,38 +183,36 @@ class AdaptiveBudget:
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
-    def _learn_unseen(self, marks: Rows[Rows[Mark]]) -> None:
-        """What a draft model's next token is worth on average: of those that are not going to be verified, too."""
-        for own in marks:
-            for column, mark in enumerate(own):
-                if mark.source == CONFIDENCE:
-                    self.estimates.add(_unseen(column), self.estimates.chance(mark, Trust()))
-
     def _worth_drafting(
         self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int
     ) -> list[int]:
-        """Those that make more of the time than is made of it without this column."""
-        if self.draft_costs is None:
+        """Those whose next tokens are worth more, in output tokens, than is lost in the time of drafting them.
+
+        Of a token that turns out likelier than its `price`, which is what the time of verifying one would yield,
+        the difference is gained; of others nothing, as they are not verified.
+        """
+        if self.draft_costs is None or not candidates:
             return []
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         blocks = blocks_of(rows)
         verified = best_cut(survivals, self.target_costs, blocks=blocks)
         gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))
-        spent = self._spent(marks)
-        best = gained / (spent + step_seconds(self.target_costs, blocks, verified))
-        expected = {
-            place: (survivals[place] or [1.0])[-1]
-            * self.estimates.chance(_unseen(column), self._of(rows[place])[0])
+        seconds = step_seconds(self.target_costs, blocks, verified)
+        rate = gained / (self._spent(marks) + seconds)
+        more = [count + (place in candidates) for place, count in enumerate(verified)]
+        price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / len(candidates)
+        ahead = [(self.estimates.chance(mark, Trust()), share) for mark, share in self.outlook.shares(column)]
+        worth = {
+            place: _worth(ahead, (survivals[place] or [1.0])[-1] * self._of(rows[place])[0].factor, price)
             for place in candidates
         }
-        order = sorted(candidates, key=lambda place: -expected[place])
-        num_chosen = 0
+        order = sorted(candidates, key=lambda place: -worth[place])
+        best, num_chosen, total = 0.0, 0, 0.0
         for count, place in enumerate(order, start=1):
-            gained += expected[place]
-            verified[place] += 1
-            seconds = spent + self.draft_costs.seconds(count) + step_seconds(self.target_costs, blocks, verified)
-            if gained / seconds > best:
-                best, num_chosen = gained / seconds, count
+            total += worth[place]
+            profit = total - rate * self.draft_costs.seconds(count)
+            if profit > best:
+                best, num_chosen = profit, count
         return sorted(order[:num_chosen])
 
     def _spent(self, marks: Rows[Rows[Mark]]) -> float:
@@ -228,10 +223,13 @@ class AdaptiveBudget:
         widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
         return sum(self.draft_costs.seconds(width) for width in widths)
 
-    def _correct_draft_costs(self, marks: Rows[Rows[Mark]], column: int) -> None:
-        """The last column has just been drafted. The first one is not counted, as it may have read a prompt."""
+    def _learn_of_draft(self, marks: Rows[Rows[Mark]], column: int) -> None:
+        """The last column has just been drafted. The time of the first one is not counted, as it may have read a
+        prompt."""
+        drafted = [own[-1] for own in marks if len(own) == column > 0]
+        self.outlook.note(column - 1, drafted)
         if column > 1 and self.draft_costs is not None:
-            expected = self.draft_costs.seconds(sum(len(row) == column for row in marks))
+            expected = self.draft_costs.seconds(len(drafted))
             self.draft_costs.correct(expected, time.perf_counter() - self._since)
 
     def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
@@ -300,13 +298,17 @@ def blocks_of(rows: Rows[Sequence]) -> list[int]:
     return [1 + row.length // BLOCK for row in rows]
 
 
+def _worth(ahead: Rows[tuple[float, float]], survival: float, price: float) -> float:
+    """Of a token that will have one of these chances, each with its share.
+
+    >>> round(_worth([(0.2, 0.5), (0.8, 0.5)], survival=1.0, price=0.6), 6)
+    0.1
+    """
+    return sum(share * max(0.0, survival * chance - price) for chance, share in ahead)
+
+
 def step_seconds(costs: StepCosts, blocks: Rows[int], num_draft_tokens: Rows[int]) -> float:
     """Of a step in which each row has its newest token and so many drafts."""
     num_drafting = sum(own for own, count in zip(blocks, num_draft_tokens, strict=True) if count)
     added = draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens))
     return costs.seconds(len(blocks) + sum(num_draft_tokens), sum(blocks) - len(blocks), added)
-
-
-def _unseen(column: int) -> Mark:
-    """The mark of a token that the draft model has not computed yet."""
-    return Mark("unseen", column, 0.5)
