@@ -209,6 +209,17 @@ def test_half_and_single_precision_are_finite_and_near(case: Case, dtype: torch.
     torch.testing.assert_close(out.double(), attend_by_definition(case), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_row_of_one_block_gets_the_same_bits_beside_rows_of_more(dtype: torch.dtype):
+    """The share of an only block is 1, and left out where all rows have one."""
+    query, key, value, _ = (None if t is None else t.to(dtype) for t in Case([2, 9, 3], [1, 1, 1]).tensors())
+    together = call(pack([2, 9, 3], [1, 1, 1]), query, key, value)
+    for row, length in ((0, 2), (2, 3)):
+        own = (store[row : row + 1, :, : length + 1] for store in (key, value))
+        alone = call(pack([length], [1]), query[:, :, row : row + 1], *own, shapes=Shapes((1, 2), 1, 1))
+        assert torch.equal(alone[0, 0], together[0, row])
+
+
 def test_a_row_without_new_tokens_takes_no_part():
     with_idle = Case([5, 7, 9], [3, 0, 2])
     query, key, value, _ = with_idle.tensors()

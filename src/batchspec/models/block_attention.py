@@ -30,7 +30,11 @@ def attend_blocks(
     sinks: Tensor | None,  # [heads]
 ) -> Tensor:  # [R, kv heads, queries, value size]
     """For queries that `query_places` has laid out; `result_places` finds each token's results."""
-    weights, logs = weigh(scores(grid, key, mask, scaling, softcap))
+    scored = scores(grid, key, mask, scaling, softcap)
+    if len(layout.counts) == 1 and sinks is None:  # a row's only block has a share of exactly 1
+        only = torch.matmul(torch.softmax(scored, dim=-1).to(value.dtype), value)
+        return only.index_select(0, layout.in_order)
+    weights, logs = weigh(scored)
     largest = logs[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]
     added = None if sinks is None else _spread_sinks(sinks.to(largest), layout.num_columns, *grid.shape[1:3])
     if added is not None:

@@ -236,22 +236,27 @@ class _Trial:
 
 
 def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
-    """Does a token behind many others give the same alone and beside a longer row? What is cached is noise."""
+    """Does a token behind few or many others give the same alone and beside a longer row?"""
     beside = min(LONG, limits.max_length - 1)
-    length = beside // 2
-    if length < BLOCK or limits.num_rows == 1:
+    if beside < BLOCK or limits.num_rows == 1:  # all rows have one block
         return True
-    results = []
-    for lengths in ([length], [beside, length]):
-        runner = PackedRunner(model, len(lengths), limits.max_length, shapes)
-        line = _line(model, _tokens(model, 2)[-len(lengths) :])
-        step = pack(lengths, [1] * len(lengths), model.device)
-        runner.forward(step, line)  # which makes room
-        blocks = runner.cache.table.rows[len(lengths) - 1]
-        for seed, layer in enumerate((*runner.cache.keys.values(), *runner.cache.values.values())):
-            layer[blocks] = random_like((len(blocks), *layer.shape[1:]), layer, seed)
-        results.append(runner.forward(step, line)[-1])
-    return torch.equal(*results)
+    return all(
+        torch.equal(*(_of_last_row(model, shapes, limits, lengths) for lengths in ([length], [beside, length])))
+        for length in {min(BLOCK, beside) // 2, beside // 2}
+    )
+
+
+def _of_last_row(model: PreTrainedModel, shapes: Shapes, limits: Limits, lengths: list[int]) -> Tensor:
+    """The logits of one more token behind so many. What is cached is noise, the same for the last row however many
+    there are."""
+    runner = PackedRunner(model, len(lengths), limits.max_length, shapes)
+    line = _line(model, _tokens(model, 2)[-len(lengths) :])
+    step = pack(lengths, [1] * len(lengths), model.device)
+    runner.forward(step, line)  # which makes room
+    blocks = runner.cache.table.rows[len(lengths) - 1]
+    for seed, layer in enumerate((*runner.cache.keys.values(), *runner.cache.values.values())):
+        layer[blocks] = random_like((len(blocks), *layer.shape[1:]), layer, seed)
+    return runner.forward(step, line)[-1]
 
 
 def _tokens(model: PreTrainedModel, count: int) -> list[int]:
