@@ -21,10 +21,9 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from batchspec.drafting.costs import StepCosts
+from batchspec.drafting.cut import best_cut, blocks_of, expected_gain, most_profitable, step_seconds
 from batchspec.drafting.estimates import Estimates, Mark, Trust
 from batchspec.drafting.outlook import CONFIDENCE, LEVELS, Outlook
-from batchspec.layout.block_step import draft_columns
-from batchspec.layout.blocks import BLOCK
 from batchspec.request import Sequence
 
 PROBE_AFTER, PROBE_LAST = 32, 512
@@ -32,9 +31,6 @@ PROBE_AFTER, PROBE_LAST = 32, 512
 
 TRIED_TOGETHER = 0.25
 """Share of the rows with candidates that have to be due before a step is made dearer for a try."""
-
-WANTED = 1.02
-"""What drafts have to promise, of the rate without: the best of many estimates is never quite what comes."""
 
 
 class Budget(Protocol):
@@ -191,7 +187,8 @@ class AdaptiveBudget:
         Of a token that turns out likelier than its `price`, which is what the time of verifying one would yield,
         the difference is gained; of others nothing, as they are not verified.
         """
-        if self.draft_costs is None or not candidates:
+        draft_costs = self.draft_costs
+        if draft_costs is None or not candidates:
             return []
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         blocks = blocks_of(rows)
@@ -203,17 +200,10 @@ class AdaptiveBudget:
         price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / len(candidates)
         ahead = [(self.estimates.chance(mark, Trust()), share) for mark, share in self.outlook.shares(column)]
         worth = {
-            place: _worth(ahead, (survivals[place] or [1.0])[-1] * self._of(rows[place])[0].factor, price)
+            place: expected_gain(ahead, (survivals[place] or [1.0])[-1] * self._of(rows[place])[0].factor, price)
             for place in candidates
         }
-        order = sorted(candidates, key=lambda place: -worth[place])
-        best, num_chosen, total = 0.0, 0, 0.0
-        for count, place in enumerate(order, start=1):
-            total += worth[place]
-            profit = total - rate * self.draft_costs.seconds(count)
-            if profit > best:
-                best, num_chosen = profit, count
-        return sorted(order[:num_chosen])
+        return most_profitable(worth, lambda count: rate * draft_costs.seconds(count))
 
     def _spent(self, marks: Rows[Rows[Mark]]) -> float:
         """Seconds of the draft model's steps for these candidates; those that were looked up cost nothing."""
@@ -248,67 +238,3 @@ def open_rows(marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
     """
     column = max(map(len, marks), default=0)
     return [place for place, limit in enumerate(limits) if len(marks[place]) == column < limit]
-
-
-def best_cut(
-    survivals: Rows[Rows[float]],
-    costs: StepCosts,
-    seconds_before: float = 0.0,
-    blocks: Rows[int] | None = None,
-) -> list[int]:
-    """How many candidates of each row to verify, so that tokens per second are most; none, unless that promises a
-    little more than the rate without.
-
-    `survivals` fall along each row, so those of highest survival are always the first ones of their rows. As wide
-    rows cost more, each limit of the columns is tried. `blocks` are those that each row holds; None: one each.
-
-    Two rows, the second of which has good candidates; each token of the step costs 0.2 of a step of one:
-
-    >>> costs = StepCosts([(1, 1.0), (11, 3.0)])
-    >>> best_cut([[0.3, 0.1], [0.9, 0.8, 0.3]], costs)  # (2 + 0.9 + 0.8) / 1.6 is more than with a third
-    [0, 2]
-    """
-    num_rows = len(survivals)
-    blocks = blocks or [1] * num_rows
-    num_blocks, more_blocks = sum(blocks), sum(blocks) - num_rows
-    ranked = sorted(
-        (-survival, column, place) for place, row in enumerate(survivals) for column, survival in enumerate(row)
-    )
-    best = WANTED * num_rows / (seconds_before + costs.seconds(num_rows, more_blocks))
-    chosen: list[tuple[float, int, int]] = []
-    for most_columns in range(1, 1 + max(map(len, survivals), default=0)):
-        candidates = [candidate for candidate in ranked if candidate[1] < most_columns]
-        gained, num_drafting, widest = float(num_rows), 0, 0
-        for count, (negative, column, place) in enumerate(candidates, start=1):
-            gained -= negative
-            num_drafting += 0 if column else blocks[place]
-            widest = max(widest, column + 1)
-            added = draft_columns(num_blocks, num_drafting, 1 + widest)
-            rate = gained / (seconds_before + costs.seconds(num_rows + count, more_blocks, added))
-            if rate > best:
-                best, chosen = rate, candidates[:count]
-    taken = [0] * num_rows
-    for *_, place in chosen:
-        taken[place] += 1
-    return taken
-
-
-def blocks_of(rows: Rows[Sequence]) -> list[int]:
-    """Blocks of the cache that each row needs for its newest token."""
-    return [1 + row.length // BLOCK for row in rows]
-
-
-def _worth(ahead: Rows[tuple[float, float]], survival: float, price: float) -> float:
-    """Of a token that will have one of these chances, each with its share.
-
-    >>> round(_worth([(0.2, 0.5), (0.8, 0.5)], survival=1.0, price=0.6), 6)
-    0.1
-    """
-    return sum(share * max(0.0, survival * chance - price) for chance, share in ahead)
-
-
-def step_seconds(costs: StepCosts, blocks: Rows[int], num_draft_tokens: Rows[int]) -> float:
-    """Of a step in which each row has its newest token and so many drafts."""
-    num_drafting = sum(own for own, count in zip(blocks, num_draft_tokens, strict=True) if count)
-    added = draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens))
-    return costs.seconds(len(blocks) + sum(num_draft_tokens), sum(blocks) - len(blocks), added)
