@@ -4,6 +4,7 @@ import random
 from itertools import product
 
 import pytest
+import torch
 from greedy import greedy
 from scripted_costs import costs_of, rate
 
@@ -155,6 +156,12 @@ def test_a_draft_model_drafts_on_for_the_rows_it_is_sure_of(adaptive):
     assert means[0] >= 3
     assert means[2] > 2.5
     assert means[1] < 2
+
+
+def test_a_draft_model_to_which_no_token_is_left_is_sure_of_none(adaptive):
+    """All that it may say is outside of its short head."""
+    logits = torch.tensor([[-torch.inf] * 4, [9.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    assert [mark.level for mark in adaptive(costs_of(1.0)).confidence(logits)] == [0, 9, 2]
 
 
 @pytest.mark.parametrize(("draft_seconds", "drafts"), [(0.01, True), (1.0, False)])

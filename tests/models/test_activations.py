@@ -45,8 +45,7 @@ def _forget(monkeypatch):
 
 
 def even_sizes(function, width, sizes=SIZES, dtype=torch.float32):
-    rows = torch.ones(1, 1, width, dtype=dtype)
-    return sizes_of_even_activations(lambda: function(rows), sizes)
+    return sizes_of_even_activations(lambda count: function(torch.ones(1, count, width, dtype=dtype)), sizes)
 
 
 def test_sizes_whose_last_numbers_are_rounded_otherwise_are_dropped():
@@ -71,8 +70,26 @@ def test_what_is_rounded_exactly_drops_no_size():
     assert even_sizes(lambda rows: linear(rows) * rows + 1, 16) == SIZES
 
 
-def test_operations_whose_first_argument_is_no_tensor_are_passed_over():
-    assert even_sizes(lambda rows: 2.0**rows, 16) == SIZES
+@torch.library.custom_op("batchspec_tests::to_the", mutates_args=(), tags=torch.Tag.pointwise)
+def to_the(base: float, rows: Tensor) -> Tensor:
+    return uneven(rows * base)
+
+
+def test_a_tensor_may_stand_behind_a_number():
+    assert even_sizes(lambda rows: to_the(2.0, rows), 16) == (2, 4, 8, 16, 32, 64)
+
+
+def test_sizes_that_are_no_part_of_the_largest_are_held_against_a_whole_step():
+    assert even_sizes(uneven, 16, sizes=(2, 34, 40)) == (2, 34, 40)
+
+
+def test_what_is_not_a_number_at_all_is_no_difference():
+    assert even_sizes(lambda rows: (rows * 0 + 5).acos(), 16) == SIZES
+
+
+def test_what_is_the_same_in_all_steps_is_not_tried():
+    frequencies = torch.ones(16)
+    assert even_sizes(lambda rows: rows * uneven(frequencies), 16) == SIZES
 
 
 def test_of_no_sizes_none_is_even():

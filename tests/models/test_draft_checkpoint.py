@@ -125,9 +125,9 @@ def test_a_head_of_ids_that_do_not_rise_or_exist_is_refused(ids):
 def test_another_version_is_refused(tmp_path):
     saved(tmp_path, text_llama())
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"version": 2}))
+    (tmp_path / "config.json").write_text(json.dumps(config | {"version": 1}))
     with pytest.raises(
-        ValueError, match="must be of kind layers or feature and version 1, it is of kind 'layers' and version 2"
+        ValueError, match="must be of kind layers or feature and version 2, it is of kind 'layers' and version 1"
     ):
         load_draft(tmp_path, text_llama())
 

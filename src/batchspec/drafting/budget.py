@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from batchspec.drafting.costs import StepCosts
-from batchspec.drafting.cut import best_cut, blocks_of, expected_gain, most_profitable, step_seconds
+from batchspec.drafting.cut import WANTED, best_cut, blocks_of, doubling, expected_gain, step_seconds
 from batchspec.drafting.estimates import Estimates, Mark, Trust
 from batchspec.drafting.outlook import CONFIDENCE, LEVELS, Outlook
 from batchspec.request import Sequence
@@ -117,13 +117,16 @@ class AdaptiveBudget:
 
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
-        levels = (best * len(LEVELS)).long().clamp(max=len(LEVELS) - 1).tolist()
+        levels = (
+            (best.nan_to_num(0.0) * len(LEVELS)).long().clamp(0, len(LEVELS) - 1).tolist()
+        )  # NaN: none allowed
         return [LEVELS[level] for level in levels]
 
     def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
-        self._learn_of_draft(marks, column)
-        chosen = self._worth_drafting(rows, marks, candidates, column)
+        if column:
+            self._learn_of_draft(marks, column)
+        chosen = self._worth_drafting(rows, marks, candidates)
         if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
@@ -142,9 +145,8 @@ class AdaptiveBudget:
         return places if self._is_probing else []
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
-        trust, _ = self._of(row)
-        drafted = sum(share * self.estimates.chance(seen, trust) for seen, share in self.outlook.shares(0))
-        return self.estimates.chance(mark, trust) >= drafted
+        drafted = sum(chance * share for chance, share in self._ahead(row, [], []))
+        return self.estimates.chance(mark, self._of(row)[0]) >= drafted
 
     def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
@@ -179,31 +181,38 @@ class AdaptiveBudget:
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
-    def _worth_drafting(
-        self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int
-    ) -> list[int]:
-        """Those whose next tokens are worth more, in output tokens, than is lost in the time of drafting them.
+    def _worth_drafting(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int]) -> list[int]:
+        """Those whose next tokens promise more output tokens than are lost in the time of drafting them.
 
-        Of a token that turns out likelier than its `price`, which is what the time of verifying one would yield,
-        the difference is gained; of others nothing, as they are not verified.
+        A token that turns out likelier than its `price`, which is what the time of verifying it would yield, gains
+        the difference; others gain nothing, as they are not verified.
         """
-        draft_costs = self.draft_costs
-        if draft_costs is None or not candidates:
+        if self.draft_costs is None or not candidates:
             return []
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
-        blocks = blocks_of(rows)
-        verified = best_cut(survivals, self.target_costs, blocks=blocks)
+        blocks, spent = blocks_of(rows), self._spent(marks)
+        verified = best_cut(survivals, self.target_costs, spent, blocks)
         gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))
         seconds = step_seconds(self.target_costs, blocks, verified)
-        rate = gained / (self._spent(marks) + seconds)
-        more = [count + (place in candidates) for place, count in enumerate(verified)]
-        price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / len(candidates)
-        ahead = [(self.estimates.chance(mark, Trust()), share) for mark, share in self.outlook.shares(column)]
-        worth = {
-            place: expected_gain(ahead, (survivals[place] or [1.0])[-1] * self._of(rows[place])[0].factor, price)
-            for place in candidates
-        }
-        return most_profitable(worth, lambda count: rate * draft_costs.seconds(count))
+        rate = gained / (spent + seconds)
+        ahead = {place: self._ahead(rows[place], marks[place], survivals[place]) for place in candidates}
+        order = sorted(candidates, key=lambda place: -expected_gain(ahead[place], 0.0))
+        most, chosen = (0.0 if any(marks) else (WANTED - 1) * gained), order[:0]
+        for count in doubling(len(order)):
+            first = order[:count]
+            more = [own + (place in first) for place, own in enumerate(verified)]
+            price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / count
+            worth = sum(expected_gain(ahead[place], price) for place in first)
+            profit = worth - rate * self.draft_costs.seconds(count)
+            if profit > most:
+                most, chosen = profit, first
+        return sorted(chosen)
+
+    def _ahead(self, row: Sequence, marks: Rows[Mark], survivals: Rows[float]) -> list[tuple[float, float]]:
+        """The survivals that the token behind these may turn out to have, and how likely each is."""
+        trust, survival = self._of(row)[0], survivals[-1] if survivals else 1.0
+        shares = self.outlook.shares(marks[-1] if marks else None)
+        return [(survival * self.estimates.chance(mark, trust), share) for mark, share in shares]
 
     def _spent(self, marks: Rows[Rows[Mark]]) -> float:
         """Seconds of the draft model's steps for these candidates; those that were looked up cost nothing."""
@@ -216,8 +225,9 @@ class AdaptiveBudget:
     def _learn_of_draft(self, marks: Rows[Rows[Mark]], column: int) -> None:
         """The last column has just been drafted. The time of the first one is not counted, as it may have read a
         prompt."""
-        drafted = [own[-1] for own in marks if len(own) == column > 0]
-        self.outlook.note(column - 1, drafted)
+        drafted = [own for own in marks if len(own) == column]
+        for own in drafted:
+            self.outlook.note(own[-2] if column > 1 else None, own[-1])
         if column > 1 and self.draft_costs is not None:
             expected = self.draft_costs.seconds(len(drafted))
             self.draft_costs.correct(expected, time.perf_counter() - self._since)

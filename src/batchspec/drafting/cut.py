@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Rows
 
 from batchspec.drafting.costs import StepCosts
@@ -20,8 +19,8 @@ def best_cut(
     seconds_before: float = 0.0,
     blocks: Rows[int] | None = None,
 ) -> list[int]:
-    """How many candidates of each row to verify, so that tokens per second are most; none, unless that promises a
-    little more than the rate without.
+    """How many candidates of each row to verify, so that tokens per second are most (nearly so, where rows hold
+    unequal numbers of blocks); none, unless that promises a little more than the rate without.
 
     `survivals` fall along each row, so those of highest survival are always the first ones of their rows. As wide
     rows cost more, each limit of the columns is tried. `blocks` are those that each row holds; None: one each.
@@ -62,33 +61,27 @@ def blocks_of(rows: Rows[Sequence]) -> list[int]:
     return [1 + row.length // BLOCK for row in rows]
 
 
-def expected_gain(ahead: Rows[tuple[float, float]], survival: float, price: float) -> float:
-    """Of a token that will turn out to have one of these chances, each with its share, and is verified if that is
-    more than the price.
+def expected_gain(ahead: Rows[tuple[float, float]], price: float) -> float:
+    """Output tokens that a draft token adds, less what its time would yield, if it is verified only where that is
+    positive. Its survival is not known yet: `ahead` holds those that it may have, and how likely each is.
 
-    >>> round(expected_gain([(0.2, 0.5), (0.8, 0.5)], survival=1.0, price=0.6), 6)
+    >>> round(expected_gain([(0.2, 0.5), (0.8, 0.5)], price=0.6), 6)
     0.1
     """
-    return sum(share * max(0.0, survival * chance - price) for chance, share in ahead)
+    return sum(share * max(0.0, survival - price) for survival, share in ahead)
 
 
-def most_profitable(worth: Mapping[int, float], cost: Callable[[int], float]) -> list[int]:
-    """The places, in order, whose worth is most above what so many of them cost.
+def doubling(most: int) -> list[int]:
+    """Counts to try, where trying all would take too long.
 
-    >>> most_profitable({0: 0.3, 1: 0.05, 2: 0.4}, lambda count: 0.2 + 0.1 * count)
-    [0, 2]
+    >>> doubling(11)
+    [1, 2, 4, 8, 11]
     """
-    order = sorted(worth, key=lambda place: -worth[place])
-    best, num_chosen, total = 0.0, 0, 0.0
-    for count, place in enumerate(order, start=1):
-        total += worth[place]
-        if total - cost(count) > best:
-            best, num_chosen = total - cost(count), count
-    return sorted(order[:num_chosen])
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def step_seconds(costs: StepCosts, blocks: Rows[int], num_draft_tokens: Rows[int]) -> float:
-    """Of a step in which each row has its newest token and so many drafts."""
+    """Expected seconds of a step in which each row has its newest token and so many drafts."""
     num_drafting = sum(own for own, count in zip(blocks, num_draft_tokens, strict=True) if count)
     added = draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens))
     return costs.seconds(len(blocks) + sum(num_draft_tokens), sum(blocks) - len(blocks), added)

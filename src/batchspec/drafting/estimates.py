@@ -112,10 +112,6 @@ class Estimates:
         neutral = Trust()
         trust.add(num_accepted, sum(self.chance(mark, neutral) for mark in tried))
         for place, mark in enumerate(tried):
-            self.add(mark, place < num_accepted)
-
-    def add(self, mark: Mark, accepted: float) -> None:
-        """A token of this mark was accepted (1), was not (0), or is going to be with this chance."""
-        fading = min(1.0, MOST_TRIED / (self._tried.get(mark, 0.0) + 1))
-        self._tried[mark] = fading * (self._tried.get(mark, 0.0) + 1)
-        self._accepted[mark] = fading * (self._accepted.get(mark, 0.0) + accepted)
+            fading = min(1.0, MOST_TRIED / (self._tried.get(mark, 0.0) + 1))
+            self._tried[mark] = fading * (self._tried.get(mark, 0.0) + 1)
+            self._accepted[mark] = fading * (self._accepted.get(mark, 0.0) + (place < num_accepted))

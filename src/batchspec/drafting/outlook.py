@@ -1,4 +1,4 @@
-"""How sure will a draft model be of a token that it has not computed yet? As it was of the others in that column.
+"""How sure will a draft model be of a token that it has not computed yet? As it was of others behind such tokens.
 
 Before a token is computed, its chance is known as a distribution only. That matters for its worth: computed, it is
 verified if it turns out likely enough, and else it is left, having cost the draft model's step alone.
@@ -6,49 +6,47 @@ verified if it turns out likely enough, and else it is left, having cost the dra
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from batchspec.drafting.estimates import MOST_TRIED, Mark
+from batchspec.drafting.estimates import Mark
 
 CONFIDENCE = "confidence"
 """The source of a draft model's marks."""
 
 LEVELS = tuple(Mark(CONFIDENCE, level, (level + 0.5) / 10) for level in range(10))
-"""Its marks, by tenths of the probability that it gives its likeliest token; before anything is seen, all are as
-likely."""
+"""Its marks, by tenths of the probability that it gives its likeliest token."""
 
-PRIOR_SEEN = 1.0
-"""What each of them counts for at first."""
-
-
-def _as_likely() -> list[float]:
-    return [PRIOR_SEEN] * len(LEVELS)
+MOST_SEEN = 256
+"""Tokens that are remembered behind each kind of token; with more, old ones fade."""
 
 
 @dataclass(slots=True)
 class Outlook:
-    """How often each mark came, by column; old ones fade.
+    """How often each mark came, by the mark of the token before it: none, for the first token of a draft. At first
+    all are as likely.
 
     >>> outlook = Outlook()
     >>> for _ in range(30):
-    ...     outlook.note(0, [LEVELS[9]])
-    >>> [(mark.level, round(share, 3)) for mark, share in outlook.shares(0)[-2:]]
+    ...     outlook.note(None, LEVELS[9])
+    >>> [(mark.level, round(share, 3)) for mark, share in outlook.shares(None)[-2:]]
     [(8, 0.025), (9, 0.775)]
     """
 
-    _seen: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(_as_likely))
+    _seen: dict[Mark | None, list[float]] = field(default_factory=dict)
 
-    def note(self, column: int, marks: Iterable[Mark]) -> None:
-        """The draft model has computed tokens of these marks."""
-        seen = self._seen[column]
-        for mark in marks:
-            seen[mark.level] += 1
-        fading = min(1.0, MOST_TRIED / sum(seen))
-        self._seen[column] = [fading * count for count in seen]
+    def note(self, before: Mark | None, mark: Mark) -> None:
+        """The draft model has computed a token of this mark."""
+        seen = self._counts(before)
+        fading = min(1.0, MOST_SEEN / (sum(seen) + 1))
+        self._seen[before] = [
+            fading * (count + (mark == other)) for count, other in zip(seen, LEVELS, strict=True)
+        ]
 
-    def shares(self, column: int) -> list[tuple[Mark, float]]:
+    def shares(self, before: Mark | None) -> list[tuple[Mark, float]]:
         """The marks, and how likely the next token is to get each; sums to 1."""
-        seen = self._seen[column]
-        return [(mark, count / sum(seen)) for mark, count in zip(LEVELS, seen, strict=True)]
+        seen = self._counts(before)
+        total = sum(seen)
+        return [(mark, count / total) for mark, count in zip(LEVELS, seen, strict=True)]
+
+    def _counts(self, before: Mark | None) -> list[float]:
+        return self._seen.get(before) or [1.0] * len(LEVELS)

@@ -31,16 +31,17 @@ def attend_blocks(
 ) -> Tensor:  # [R, kv heads, queries, value size]
     """For queries that `query_places` has laid out; `result_places` finds each token's results."""
     scored = scores(grid, key, mask, scaling, softcap)
-    if len(layout.counts) == 1 and sinks is None:  # a row's only block has a share of exactly 1
-        only = torch.matmul(torch.softmax(scored, dim=-1).to(value.dtype), value)
-        return only.index_select(0, layout.in_order)
+    if (
+        len(layout.counts) == 1 and sinks is None
+    ):  # the share of an only block is exactly 1: no bit is other without
+        return weighted_sums(torch.softmax(scored, dim=-1), value).index_select(0, layout.in_order)
     weights, logs = weigh(scored)
     largest = logs[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]
     added = None if sinks is None else _spread_sinks(sinks.to(largest), layout.num_columns, *grid.shape[1:3])
     if added is not None:
         largest = torch.maximum(largest, added)
     shares = share(logs, largest[layout.rows]).unsqueeze(-1)  # of each block in its row
-    sums = weighted_sums(weights, value)
+    sums = weighted_sums(weights, value).to(weights.dtype)
     total = add_up(torch.cat([sums * shares, shares], dim=-1), layout)
     values, weight = total[..., :-1], total[..., -1:]
     if added is not None:
@@ -104,8 +105,8 @@ def share(logs: Tensor, largest: Tensor) -> Tensor:  # of one shape
 
 
 def weighted_sums(weights: Tensor, value: Tensor) -> Tensor:
-    """`[B, kv heads, queries, value size]`, in the weights' dtype."""
-    return torch.matmul(weights.to(value.dtype), value).to(weights.dtype)
+    """`[B, kv heads, queries, value size]`."""
+    return torch.matmul(weights.to(value.dtype), value)
 
 
 def add_up(parts: Tensor, layout: BlockStep) -> Tensor:  # [B, ...]; [R, ...]

@@ -24,7 +24,7 @@ from batchspec.models.shallow import make_plain, num_layers, stack_parts, with_l
 from batchspec.models.short_head import head_ids, shorten_head
 
 FORMAT = "batchspec-draft"
-VERSION = 1
+VERSION = 2
 KINDS = ("layers", "feature")
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 HEAD_IDS = "head_ids"

@@ -114,7 +114,7 @@ def _refuse_looped_experts(model: PreTrainedModel) -> None:
 def _candidates(model: PreTrainedModel, limits: Limits) -> Iterator[Shapes]:
     """Steps of many sizes, or, if that cannot be, all of one."""
     counts = token_counts(model, 2 * limits.num_tokens)  # the first that is large enough may turn out uneven
-    counts = sizes_of_even_activations(lambda: _run_one_token(model), counts)
+    counts = sizes_of_even_activations(lambda count: _run_some_tokens(model, count), counts)
     kinds = attention_kinds(model)
     queries = find_queries(kinds)
     if counts and counts[-1] >= limits.num_tokens and queries is not None:
@@ -139,8 +139,11 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
         shape, has_bias, like = description(layer)
         way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), None)
         common &= sizes_like_anchor(way or as_linear, shape, has_bias, like, largest)
-        if way is None:  # a router, which may multiply in float32 whatever its weight's type
-            common &= sizes_like_anchor(as_linear, shape, has_bias, like.float(), largest)
+        if (
+            way is None
+        ):  # of another kind, as routers are, which may multiply in float32 whatever the weight's type
+            single = like.new_empty(0, dtype=torch.float32)
+            common &= sizes_like_anchor(as_linear, shape, has_bias, single, largest)
     return tuple(sorted(common))
 
 
@@ -154,12 +157,12 @@ def _is_product(layer: nn.Module) -> bool:
 def attention_kinds(model: PreTrainedModel) -> frozenset[AttentionKind]:
     """The kinds of attention layers, as one token meets them."""
     with observed_attention() as kinds:
-        _run_one_token(model)
+        _run_some_tokens(model, 1)
     return frozenset(kinds)
 
 
-def _run_one_token(model: PreTrainedModel) -> None:
-    PackedRunner(model, 1, 1).forward(pack([0], [1], model.device), _line(model, [0]))
+def _run_some_tokens(model: PreTrainedModel, count: int) -> None:
+    PackedRunner(model, 1, count).forward(pack([0], [count], model.device), _line(model, [0] * count))
 
 
 class _Trial:
@@ -238,11 +241,11 @@ class _Trial:
 def _is_alike_over_long_rows(model: PreTrainedModel, shapes: Shapes, limits: Limits) -> bool:
     """Does a token behind few or many others give the same alone and beside a longer row?"""
     beside = min(LONG, limits.max_length - 1)
-    if beside < BLOCK or limits.num_rows == 1:  # all rows have one block
+    if beside < BLOCK or limits.num_rows == 1:  # no row has a longer one beside it
         return True
     return all(
         torch.equal(*(_of_last_row(model, shapes, limits, lengths) for lengths in ([length], [beside, length])))
-        for length in {min(BLOCK, beside) // 2, beside // 2}
+        for length in {BLOCK // 2, beside // 2}
     )
 
 
