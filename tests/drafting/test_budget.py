@@ -179,6 +179,22 @@ def test_a_token_is_drafted_for_the_chance_that_it_is_a_sure_one(adaptive, draft
     assert (50 < num_verified < 150) == drafts
 
 
+def test_what_the_first_step_of_a_draft_takes_is_learned_by_itself(monkeypatch):
+    """Rows catch up in it, so it is dearer than those behind it."""
+    clock = [0.0]
+    monkeypatch.setattr("batchspec.drafting.budget.time.perf_counter", lambda: clock[0])
+    budget, rows = AdaptiveBudget(costs_of(0.01), StepCosts([(1, 0.02)])), rows_of(2)
+    for _ in range(200):
+        marks = [[], []]
+        while chosen := budget.next_column(rows, marks, [2, 2]):
+            clock[0] += 0.01 if marks[chosen[0]] else 0.05
+            for place in chosen:
+                marks[place].append(LEVELS[9])
+    assert len(marks[0]) == 2
+    assert budget._of_column(0).seconds(2) == pytest.approx(0.05, rel=0.01)
+    assert budget._of_column(1).seconds(2) == pytest.approx(0.01, rel=0.01)
+
+
 def test_a_draft_model_that_does_not_pay_rests_and_is_tried_now_and_then(adaptive):
     budget = adaptive(costs_of(0.1), StepCosts([(1, 0.9), (8, 1.0)]))
     drafted = run_model(budget, [4, 4], [0.1, 0.1], 1000)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -106,6 +106,8 @@ class AdaptiveBudget:
     target_costs: StepCosts
     draft_costs: StepCosts | None = None
     """Of a step of the draft model; None: drafts cost nothing."""
+    _first_costs: StepCosts | None = field(init=False)
+    """The same of a draft's first step, in which rows catch up with what was committed, or read their prompts."""
     estimates: Estimates = field(default_factory=Estimates)
     outlook: Outlook = field(default_factory=Outlook)
     _trusts: WeakKeyDictionary[Sequence, tuple[Trust, Patience]] = field(default_factory=WeakKeyDictionary)
@@ -114,6 +116,9 @@ class AdaptiveBudget:
     _is_probing: bool = False
     _since: float = 0.0
     """When the draft or the step began that is measured next."""
+
+    def __post_init__(self) -> None:
+        self._first_costs = None if self.draft_costs is None else replace(self.draft_costs)
 
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
@@ -126,7 +131,7 @@ class AdaptiveBudget:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
         if column:
             self._learn_of_draft(marks, column)
-        chosen = self._worth_drafting(rows, marks, candidates)
+        chosen = self._worth_drafting(rows, marks, candidates, column)
         if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
@@ -181,7 +186,9 @@ class AdaptiveBudget:
             if own:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
-    def _worth_drafting(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int]) -> list[int]:
+    def _worth_drafting(
+        self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int
+    ) -> list[int]:
         """Those whose next tokens promise more output tokens than are lost in the time of drafting them.
 
         A token that turns out likelier than its `price`, which is what the time of verifying it would yield, gains
@@ -197,13 +204,13 @@ class AdaptiveBudget:
         rate = gained / (spent + seconds)
         ahead = {place: self._ahead(rows[place], marks[place], survivals[place]) for place in candidates}
         order = sorted(candidates, key=lambda place: -expected_gain(ahead[place], 0.0))
-        most, chosen = (0.0 if any(marks) else (WANTED - 1) * gained), order[:0]
+        most, chosen = (0.0 if column else (WANTED - 1) * gained), order[:0]
         for count in doubling(len(order)):
             first = order[:count]
             more = [own + (place in first) for place, own in enumerate(verified)]
             price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / count
             worth = sum(expected_gain(ahead[place], price) for place in first)
-            profit = worth - rate * self.draft_costs.seconds(count)
+            profit = worth - rate * self._of_column(column).seconds(count)
             if profit > most:
                 most, chosen = profit, first
         return sorted(chosen)
@@ -220,17 +227,21 @@ class AdaptiveBudget:
             return 0.0
         drafted = [len(own) for own in marks if own and own[0].source == CONFIDENCE]
         widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
-        return sum(self.draft_costs.seconds(width) for width in widths)
+        return sum(self._of_column(column).seconds(width) for column, width in enumerate(widths))
+
+    def _of_column(self, column: int) -> StepCosts:
+        costs = self.draft_costs if column else self._first_costs
+        if costs is None:
+            raise RuntimeError("a budget without a draft model's costs was asked for them")
+        return costs
 
     def _learn_of_draft(self, marks: Rows[Rows[Mark]], column: int) -> None:
-        """The last column has just been drafted. The time of the first one is not counted, as it may have read a
-        prompt."""
+        """The last column has just been drafted."""
         drafted = [own for own in marks if len(own) == column]
         for own in drafted:
             self.outlook.note(own[-2] if column > 1 else None, own[-1])
-        if column > 1 and self.draft_costs is not None:
-            expected = self.draft_costs.seconds(len(drafted))
-            self.draft_costs.correct(expected, time.perf_counter() - self._since)
+        costs = self._of_column(column - 1)
+        costs.correct(costs.seconds(len(drafted)), time.perf_counter() - self._since)
 
     def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
         return self.estimates.survivals(marks, self._of(row)[0])
