@@ -106,6 +106,16 @@ def test_what_was_looked_up_is_not_charged_for_a_draft_model(adaptive):
     assert sum(adaptive(costs_of(0.3), costs_of(0.1)).cut(rows_of(2), drafted)) > sum(alone)  # paid for already
 
 
+def test_beside_good_look_ups_a_draft_model_must_promise_more(adaptive):
+    """They make output faster, so that the time of drafting yields more."""
+    rows, found = rows_of(8), [[]] + [[Mark("ngram", 5, 0.98)] * 3] * 7
+    asked = []
+    for beside in (None, found):
+        budget = adaptive(costs_of(0.01), StepCosts([(1, 0.02)]))
+        asked.append(budget.next_column(rows, [[]] * 8, [1] + [0] * 7, beside))
+    assert asked == [[0], []]
+
+
 def test_a_draft_model_that_is_not_asked_does_not_lose_its_tries(adaptive):
     """While all rows are looked up, there is nothing to try."""
     budget, rows = adaptive(costs_of(5.0), costs_of(1.0)), rows_of(1)

@@ -126,5 +126,5 @@ class LeavingOut(FixedBudget):
     def __init__(self, seed):
         self.random = random.Random(seed)
 
-    def next_column(self, rows, marks, limits):
+    def next_column(self, rows, marks, limits, beside=None):
         return [place for place in super().next_column(rows, marks, limits) if self.random.random() < 0.5]

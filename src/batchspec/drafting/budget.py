@@ -40,9 +40,16 @@ class Budget(Protocol):
         """Marks of the tokens that a draft model chooses from these logits."""
         ...
 
-    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+    def next_column(
+        self,
+        rows: Rows[Sequence],
+        marks: Rows[Rows[Mark]],
+        limits: Rows[int],
+        beside: Rows[Rows[Mark]] | None = None,
+    ) -> list[int]:
         """The rows (their places in the batch) for which a draft model computes one more token, in order; none
-        ends the drafting. All of them have tokens in every column so far."""
+        ends the drafting. All of them have tokens in every column so far. `beside` are the marks of drafts that
+        other rows, of limit 0, have from elsewhere."""
         ...
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
@@ -64,7 +71,13 @@ class FixedBudget:
     def confidence(self, logits: Tensor) -> list[Mark]:
         return [Mark("any", 0, 0.5)] * logits.shape[0]
 
-    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+    def next_column(
+        self,
+        rows: Rows[Sequence],
+        marks: Rows[Rows[Mark]],
+        limits: Rows[int],
+        beside: Rows[Rows[Mark]] | None = None,
+    ) -> list[int]:
         return open_rows(marks, limits)
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
@@ -127,11 +140,17 @@ class AdaptiveBudget:
         )  # NaN: none allowed
         return [LEVELS[level] for level in levels]
 
-    def next_column(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+    def next_column(
+        self,
+        rows: Rows[Sequence],
+        marks: Rows[Rows[Mark]],
+        limits: Rows[int],
+        beside: Rows[Rows[Mark]] | None = None,
+    ) -> list[int]:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
         if column:
             self._learn_of_draft(marks, column)
-        chosen = self._worth_drafting(rows, marks, candidates, column)
+        chosen = self._worth_drafting(rows, marks, candidates, column, beside or [()] * len(rows))
         if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
@@ -187,7 +206,12 @@ class AdaptiveBudget:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
     def _worth_drafting(
-        self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], candidates: list[int], column: int
+        self,
+        rows: Rows[Sequence],
+        marks: Rows[Rows[Mark]],
+        candidates: list[int],
+        column: int,
+        beside: Rows[Rows[Mark]],
     ) -> list[int]:
         """Those whose next tokens promise more output tokens than are lost in the time of drafting them.
 
@@ -196,7 +220,9 @@ class AdaptiveBudget:
         """
         if self.draft_costs is None or not candidates:
             return []
-        survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
+        survivals = [
+            self._survivals(row, own or other) for row, own, other in zip(rows, marks, beside, strict=True)
+        ]
         blocks, spent = blocks_of(rows), self._spent(marks)
         verified = best_cut(survivals, self.target_costs, spent, blocks)
         gained = len(rows) + sum(sum(own[:count]) for own, count in zip(survivals, verified, strict=True))

@@ -47,10 +47,10 @@ def build_drafter(config: SpeculativeConfig | None, target: Target) -> Drafter:
     """
     if config is None:
         return NoDrafter(target.runner.device)
-    drafter = BUILDERS[config.method](config, target)
-    if config.lookup is None:
-        return drafter
-    return CombinedDrafter(BUILDERS[config.lookup](config, target), drafter)
+    if config.method in LOOKUPS:
+        return LOOKUPS[config.method](config, target)
+    drafter = MODELS[config.method](config, target)
+    return drafter if config.lookup is None else CombinedDrafter(LOOKUPS[config.lookup](config, target), drafter)
 
 
 def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None = None) -> Budget:
@@ -74,13 +74,13 @@ def _build_suffix(config: SpeculativeConfig, target: Target) -> Drafter:
     return SuffixDrafter(config.shortest_match, target.runner.device, store, make_budget(config, target))
 
 
-def _build_draft_model(config: SpeculativeConfig, target: Target) -> Drafter:
+def _build_draft_model(config: SpeculativeConfig, target: Target) -> DraftModelDrafter:
     draft = load_draft_model(config.model, target.runner.model, target.tokenizer)
     build = _drafting_by_features if is_feature_draft(draft) else _drafting_with
     return build(draft, config, target)
 
 
-def _drafting_by_features(draft: Any, config: SpeculativeConfig, target: Target) -> Drafter:
+def _drafting_by_features(draft: Any, config: SpeculativeConfig, target: Target) -> DraftModelDrafter:
     if target.strategy != "packed" or not isinstance(target.runner, PackedRunner):
         raise ValueError(f"a draft model of kind feature needs strategy packed, got {target.strategy}")
     check_support("packed", draft, target.runner.max_length)
@@ -91,14 +91,14 @@ def _drafting_by_features(draft: Any, config: SpeculativeConfig, target: Target)
     return FeatureDrafter(runner, target.runner.features, vocabulary_size(draft), draw, head_ids(draft), budget)
 
 
-def _build_early_exit(config: SpeculativeConfig, target: Target) -> Drafter:
+def _build_early_exit(config: SpeculativeConfig, target: Target) -> DraftModelDrafter:
     count, most = config.num_layers or 0, num_layers(target.runner.model) - 1
     if count > most:
         raise ValueError(f"num_layers must be at most {most}, fewer layers than the target has, got {count}")
     return _drafting_with(with_layers(target.runner.model, range(count)), config, target)
 
 
-def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> Drafter:
+def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> DraftModelDrafter:
     window = min(context_length(draft) or target.runner.max_length, target.runner.max_length)
     runner = make_runner(target.strategy, draft, target.runner.num_rows, window, target.timer)
     draw = SAMPLING_METHODS[config.sampling_method].draw
@@ -106,9 +106,11 @@ def _drafting_with(draft: Any, config: SpeculativeConfig, target: Target) -> Dra
     return DraftModelDrafter(runner, *sizes, draw, head_ids(draft), make_budget(config, target, runner))
 
 
-BUILDERS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {
+LOOKUPS: dict[str, Callable[[SpeculativeConfig, Target], Drafter]] = {
     "ngram": _build_ngram,
     "suffix": _build_suffix,
+}
+MODELS: dict[str, Callable[[SpeculativeConfig, Target], DraftModelDrafter]] = {
     "draft_model": _build_draft_model,
     "early_exit": _build_early_exit,
 }

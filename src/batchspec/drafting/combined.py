@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from batchspec.drafting.draft_model import DraftModelDrafter
 from batchspec.drafting.drafter import Draft, Drafter
 from batchspec.request import Sequence
 
@@ -17,7 +18,7 @@ class CombinedDrafter:
     """Drafts each row by a look-up, which is free, if its first token is at least as likely to be accepted as the
     draft model's would be; else with the model."""
 
-    def __init__(self, lookup: Drafter, model: Drafter) -> None:
+    def __init__(self, lookup: Drafter, model: DraftModelDrafter) -> None:
         self.lookup = lookup
         self.model = model
         self.budget = model.budget
@@ -29,7 +30,8 @@ class CombinedDrafter:
             bool(own) and self.budget.prefers(row, own[0]) for row, own in zip(rows, found.marks, strict=True)
         ]
         left = [0 if good else limit for good, limit in zip(is_found, limits, strict=True)]
-        return _merged(is_found, found, self.model.propose(batch, left))
+        beside = [own if good else [] for good, own in zip(is_found, found.marks, strict=True)]
+        return _merged(is_found, found, self.model.propose(batch, left, beside))
 
     def release_row(self, row: int, last: int) -> None:
         self.lookup.release_row(row, last)

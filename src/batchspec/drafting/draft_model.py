@@ -64,7 +64,10 @@ class DraftModelDrafter:
         self._is_silent[sayable[sayable < target_vocab_size]] = False
         self.lengths = [0] * runner.num_rows
 
-    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int]) -> Draft:
+    def propose(
+        self, batch: Mapping[int, Sequence], limits: Rows[int], beside: Rows[Rows[Mark]] | None = None
+    ) -> Draft:
+        """`beside` are the marks of drafts that other rows, of limit 0, have from elsewhere."""
         rows, sequences = list(batch), list(batch.values())
         for row, sequence in batch.items():  # also those that are not drafted now: their last draft is stale
             self.lengths[row] = min(self.lengths[row], len(sequence.token_ids) - 1)
@@ -72,7 +75,7 @@ class DraftModelDrafter:
         drafts = torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device)
         marks: list[list[Mark]] = [[] for _ in rows]
         probs: list[Tensor] = []
-        drafting = self.budget.next_column(sequences, marks, limits)
+        drafting = self.budget.next_column(sequences, marks, limits, beside)
         pending = [self._pending(row, batch) if place in drafting else [] for place, row in enumerate(rows)]
         num_new = [len(tokens) for tokens in pending]
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
@@ -90,7 +93,7 @@ class DraftModelDrafter:
                 self.lengths[row] += new
             for place, mark in zip(drafting, drawn.marks, strict=True):
                 marks[place].append(mark)
-            drafting = self.budget.next_column(sequences, marks, limits)
+            drafting = self.budget.next_column(sequences, marks, limits, beside)
             num_new = [int(place in drafting) for place in range(len(rows))]
             inputs = drafts[to_device(drafting, drafts.device), -1]
         return Draft(drafts, [len(own) for own in marks], torch.stack(probs, dim=1) if probs else None, marks)
