@@ -201,8 +201,8 @@ def test_what_the_first_step_of_a_draft_takes_is_learned_by_itself(monkeypatch):
             for place in chosen:
                 marks[place].append(LEVELS[9])
     assert len(marks[0]) == 2
-    assert budget._of_column(0).seconds(2) == pytest.approx(0.05, rel=0.01)
-    assert budget._of_column(1).seconds(2) == pytest.approx(0.01, rel=0.01)
+    assert budget._costs_of_column(0).seconds(2) == pytest.approx(0.05, rel=0.01)
+    assert budget._costs_of_column(1).seconds(2) == pytest.approx(0.01, rel=0.01)
 
 
 def test_a_draft_model_that_does_not_pay_rests_and_is_tried_now_and_then(adaptive):

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.cut import WANTED, best_cut, blocks_of, doubling, expected_gain, step_seconds
-from batchspec.drafting.estimates import Estimates, Mark, Trust
+from batchspec.drafting.estimates import Estimates, Mark, Marks, Trust
 from batchspec.drafting.outlook import CONFIDENCE, LEVELS, Outlook
 from batchspec.request import Sequence
 
@@ -41,11 +41,7 @@ class Budget(Protocol):
         ...
 
     def next_column(
-        self,
-        rows: Rows[Sequence],
-        marks: Rows[Rows[Mark]],
-        limits: Rows[int],
-        beside: Rows[Rows[Mark]] | None = None,
+        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
     ) -> list[int]:
         """The rows (their places in the batch) for which a draft model computes one more token, in order; none
         ends the drafting. All of them have tokens in every column so far. `beside` are the marks of drafts that
@@ -56,11 +52,11 @@ class Budget(Protocol):
         """Is a token that was looked up at least as likely to be accepted as a draft model's?"""
         ...
 
-    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+    def cut(self, rows: Rows[Sequence], marks: Marks) -> list[int]:
         """How many of each row's candidates are verified, from the first on."""
         ...
 
-    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+    def learn(self, rows: Rows[Sequence], marks: Marks, num_accepted: Rows[int]) -> None:
         """Of the drafts that were verified in this round, so many tokens of each row were accepted."""
         ...
 
@@ -72,21 +68,17 @@ class FixedBudget:
         return [Mark("any", 0, 0.5)] * logits.shape[0]
 
     def next_column(
-        self,
-        rows: Rows[Sequence],
-        marks: Rows[Rows[Mark]],
-        limits: Rows[int],
-        beside: Rows[Rows[Mark]] | None = None,
+        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
     ) -> list[int]:
         return open_rows(marks, limits)
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         return mark.prior >= 0.5
 
-    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+    def cut(self, rows: Rows[Sequence], marks: Marks) -> list[int]:
         return [len(row) for row in marks]
 
-    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+    def learn(self, rows: Rows[Sequence], marks: Marks, num_accepted: Rows[int]) -> None:
         """Nothing is learned."""
 
 
@@ -135,17 +127,12 @@ class AdaptiveBudget:
 
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
-        levels = (
-            (best.nan_to_num(0.0) * len(LEVELS)).long().clamp(0, len(LEVELS) - 1).tolist()
-        )  # NaN: none allowed
+        best = best.nan_to_num(0.0)  # where no token is allowed
+        levels = (best * len(LEVELS)).long().clamp(max=len(LEVELS) - 1).tolist()
         return [LEVELS[level] for level in levels]
 
     def next_column(
-        self,
-        rows: Rows[Sequence],
-        marks: Rows[Rows[Mark]],
-        limits: Rows[int],
-        beside: Rows[Rows[Mark]] | None = None,
+        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
     ) -> list[int]:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
         if column:
@@ -172,7 +159,7 @@ class AdaptiveBudget:
         drafted = sum(chance * share for chance, share in self._ahead(row, [], []))
         return self.estimates.chance(mark, self._of(row)[0]) >= drafted
 
-    def cut(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]]) -> list[int]:
+    def cut(self, rows: Rows[Sequence], marks: Marks) -> list[int]:
         survivals = [self._survivals(row, own) for row, own in zip(rows, marks, strict=True)]
         taken = best_cut(survivals, self.target_costs, self._spent(marks), blocks_of(rows))
         for place in self._due(rows, marks, taken):
@@ -181,7 +168,7 @@ class AdaptiveBudget:
         self._since = time.perf_counter()
         return taken
 
-    def _due(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], taken: Rows[int]) -> list[int]:
+    def _due(self, rows: Rows[Sequence], marks: Marks, taken: Rows[int]) -> list[int]:
         """Rows that were left out for long and are tried again: beside others that draft, or many at once, as the
         first draft of a step costs most."""
         left_out = [place for place, own in enumerate(marks) if own and not taken[place]]
@@ -198,7 +185,7 @@ class AdaptiveBudget:
             patience[place].try_now()
         return due
 
-    def learn(self, rows: Rows[Sequence], marks: Rows[Rows[Mark]], num_accepted: Rows[int]) -> None:
+    def learn(self, rows: Rows[Sequence], marks: Marks, num_accepted: Rows[int]) -> None:
         expected = step_seconds(self.target_costs, blocks_of(rows), [len(own) for own in marks])
         self.target_costs.correct(expected, time.perf_counter() - self._since)
         for row, own, accepted in zip(rows, marks, num_accepted, strict=True):
@@ -206,12 +193,7 @@ class AdaptiveBudget:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
     def _worth_drafting(
-        self,
-        rows: Rows[Sequence],
-        marks: Rows[Rows[Mark]],
-        candidates: list[int],
-        column: int,
-        beside: Rows[Rows[Mark]],
+        self, rows: Rows[Sequence], marks: Marks, candidates: list[int], column: int, beside: Marks
     ) -> list[int]:
         """Those whose next tokens promise more output tokens than are lost in the time of drafting them.
 
@@ -236,7 +218,7 @@ class AdaptiveBudget:
             more = [own + (place in first) for place, own in enumerate(verified)]
             price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / count
             worth = sum(expected_gain(ahead[place], price) for place in first)
-            profit = worth - rate * self._of_column(column).seconds(count)
+            profit = worth - rate * self._costs_of_column(column).seconds(count)
             if profit > most:
                 most, chosen = profit, first
         return sorted(chosen)
@@ -247,26 +229,26 @@ class AdaptiveBudget:
         shares = self.outlook.shares(marks[-1] if marks else None)
         return [(survival * self.estimates.chance(mark, trust), share) for mark, share in shares]
 
-    def _spent(self, marks: Rows[Rows[Mark]]) -> float:
+    def _spent(self, marks: Marks) -> float:
         """Seconds of the draft model's steps for these candidates; those that were looked up cost nothing."""
         if self.draft_costs is None:
             return 0.0
         drafted = [len(own) for own in marks if own and own[0].source == CONFIDENCE]
         widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
-        return sum(self._of_column(column).seconds(width) for column, width in enumerate(widths))
+        return sum(self._costs_of_column(column).seconds(width) for column, width in enumerate(widths))
 
-    def _of_column(self, column: int) -> StepCosts:
+    def _costs_of_column(self, column: int) -> StepCosts:
         costs = self.draft_costs if column else self._first_costs
         if costs is None:
             raise RuntimeError("a budget without a draft model's costs was asked for them")
         return costs
 
-    def _learn_of_draft(self, marks: Rows[Rows[Mark]], column: int) -> None:
+    def _learn_of_draft(self, marks: Marks, column: int) -> None:
         """The last column has just been drafted."""
         drafted = [own for own in marks if len(own) == column]
         for own in drafted:
             self.outlook.note(own[-2] if column > 1 else None, own[-1])
-        costs = self._of_column(column - 1)
+        costs = self._costs_of_column(column - 1)
         costs.correct(costs.seconds(len(drafted)), time.perf_counter() - self._since)
 
     def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
@@ -276,7 +258,7 @@ class AdaptiveBudget:
         return self._trusts.setdefault(row, (Trust(), Patience()))
 
 
-def open_rows(marks: Rows[Rows[Mark]], limits: Rows[int]) -> list[int]:
+def open_rows(marks: Marks, limits: Rows[int]) -> list[int]:
     """Places of the rows that were drafted in every column so far and have a limit above.
 
     >>> mark = Mark("any", 0, 0.5)

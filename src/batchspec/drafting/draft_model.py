@@ -11,7 +11,7 @@ from torch import Tensor
 
 from batchspec.drafting.budget import Budget, FixedBudget
 from batchspec.drafting.drafter import Draft
-from batchspec.drafting.estimates import Mark
+from batchspec.drafting.estimates import Mark, Marks
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.runner import Runner
@@ -64,9 +64,7 @@ class DraftModelDrafter:
         self._is_silent[sayable[sayable < target_vocab_size]] = False
         self.lengths = [0] * runner.num_rows
 
-    def propose(
-        self, batch: Mapping[int, Sequence], limits: Rows[int], beside: Rows[Rows[Mark]] | None = None
-    ) -> Draft:
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int], beside: Marks | None = None) -> Draft:
         """`beside` are the marks of drafts that other rows, of limit 0, have from elsewhere."""
         rows, sequences = list(batch), list(batch.values())
         for row, sequence in batch.items():  # also those that are not drafted now: their last draft is stale

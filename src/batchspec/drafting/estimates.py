@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 MOST_TRIED = 256
 """Trials of a mark that are remembered; with more, old ones fade."""
@@ -43,6 +43,10 @@ class Mark(NamedTuple):
     level: int
     prior: float
     """Its chance, before anything was seen."""
+
+
+Marks: TypeAlias = Rows[Rows[Mark]]
+"""Of each row's draft, from its first token on."""
 
 
 def match_mark(source: str, length: int, share: float = 1.0) -> Mark:

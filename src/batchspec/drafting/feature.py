@@ -11,7 +11,7 @@ from torch import Tensor
 from batchspec.drafting.budget import Budget
 from batchspec.drafting.draft_model import CATCH_UP, DraftModelDrafter
 from batchspec.drafting.drafter import Draft
-from batchspec.drafting.estimates import Mark
+from batchspec.drafting.estimates import Marks
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
 from batchspec.models.features import FeatureStore
@@ -43,9 +43,7 @@ class FeatureDrafter(DraftModelDrafter):
         super().__init__(runner, vocab_size, vocab_size, draw, head_ids, budget)
         self.features = features
 
-    def propose(
-        self, batch: Mapping[int, Sequence], limits: Rows[int], beside: Rows[Rows[Mark]] | None = None
-    ) -> Draft:
+    def propose(self, batch: Mapping[int, Sequence], limits: Rows[int], beside: Marks | None = None) -> Draft:
         draft = super().propose(batch, limits, beside)
         for row, sequence in batch.items():
             self.lengths[row] = min(self.lengths[row], len(sequence.token_ids) - 1)

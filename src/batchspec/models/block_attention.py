@@ -31,9 +31,8 @@ def attend_blocks(
 ) -> Tensor:  # [R, kv heads, queries, value size]
     """For queries that `query_places` has laid out; `result_places` finds each token's results."""
     scored = scores(grid, key, mask, scaling, softcap)
-    if (
-        len(layout.counts) == 1 and sinks is None
-    ):  # the share of an only block is exactly 1: no bit is other without
+    if len(layout.counts) == 1 and sinks is None:
+        # The share of a row's only block is exactly 1, so leaving it out changes no bit.
         return weighted_sums(torch.softmax(scored, dim=-1), value).index_select(0, layout.in_order)
     weights, logs = weigh(scored)
     largest = logs[layout.row_blocks].amax(dim=1)  # [R, kv heads, queries]

@@ -139,9 +139,8 @@ def token_counts(model: PreTrainedModel, largest: int) -> tuple[int, ...]:
         shape, has_bias, like = description(layer)
         way = next((way for kind, way in WAYS.items() if isinstance(layer, kind)), None)
         common &= sizes_like_anchor(way or as_linear, shape, has_bias, like, largest)
-        if (
-            way is None
-        ):  # of another kind, as routers are, which may multiply in float32 whatever the weight's type
+        if way is None:
+            # Of another kind, as routers are, which may multiply in float32 whatever the weight's type.
             single = like.new_empty(0, dtype=torch.float32)
             common &= sizes_like_anchor(as_linear, shape, has_bias, single, largest)
     return tuple(sorted(common))
