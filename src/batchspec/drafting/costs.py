@@ -38,8 +38,13 @@ class StepCosts:
         self.points = list(_never_falling(sorted(self.points)))
 
     def seconds(self, num_tokens: int, more_blocks: int = 0, draft_columns: int = 0) -> float:
-        attention = more_blocks * self.block_seconds + draft_columns * self.column_seconds
-        return self.correction * (self._at(num_tokens) + attention)
+        blocks = self.correction * (self._at(num_tokens) + more_blocks * self.block_seconds)
+        return blocks + draft_columns * self.seconds_per_column
+
+    @property
+    def seconds_per_column(self) -> float:
+        """Of one more column of queries of a block."""
+        return self.correction * self.column_seconds
 
     def correct(self, expected: float, seconds: float) -> None:
         """A step that was to take `expected` seconds was seen to take so long."""

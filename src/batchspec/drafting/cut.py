@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Rows
 
+import numpy as np
+
 from batchspec.drafting.costs import StepCosts
 from batchspec.layout.block_step import draft_columns
 from batchspec.layout.blocks import BLOCK
@@ -32,28 +34,29 @@ def best_cut(
     [0, 2]
     """
     num_rows = len(survivals)
-    blocks = blocks or [1] * num_rows
-    num_blocks, more_blocks = sum(blocks), sum(blocks) - num_rows
     ranked = sorted(
         (-survival, column, place) for place, row in enumerate(survivals) for column, survival in enumerate(row)
     )
-    best = WANTED * num_rows / (seconds_before + costs.seconds(num_rows, more_blocks))
-    chosen: list[tuple[float, int, int]] = []
-    for most_columns in range(1, 1 + max(map(len, survivals), default=0)):
-        candidates = [candidate for candidate in ranked if candidate[1] < most_columns]
-        gained, num_drafting, widest = float(num_rows), 0, 0
-        for count, (negative, column, place) in enumerate(candidates, start=1):
-            gained -= negative
-            num_drafting += 0 if column else blocks[place]
-            widest = max(widest, column + 1)
-            added = draft_columns(num_blocks, num_drafting, 1 + widest)
-            rate = gained / (seconds_before + costs.seconds(num_rows + count, more_blocks, added))
-            if rate > best:
-                best, chosen = rate, candidates[:count]
-    taken = [0] * num_rows
-    for *_, place in chosen:
-        taken[place] += 1
-    return taken
+    if not ranked:
+        return [0] * num_rows
+    blocks = blocks or [1] * num_rows
+    column, place = (np.array(values) for values in list(zip(*ranked, strict=True))[1:])  # [C] each
+    survival = -np.array([first for first, *_ in ranked])
+    # Of each limit, one row: what holds when the candidates up to each have been taken, as far as it allows them.
+    allowed = column < np.arange(1, 2 + column.max())[:, None]  # [limits, C]
+    counts = allowed.cumsum(axis=1)
+    gained = num_rows + (allowed * survival).cumsum(axis=1)
+    num_drafting = (allowed * (column == 0) * np.array(blocks)[place]).cumsum(axis=1)
+    widest = np.maximum.accumulate(allowed * (column + 1), axis=1)
+    num_blocks, more_blocks = sum(blocks), sum(blocks) - num_rows
+    by_count = np.array([costs.seconds(num_rows + count, more_blocks) for count in range(1 + len(ranked))])
+    attention = costs.seconds_per_column * draft_columns(num_blocks, num_drafting, 1 + widest)
+    rates = allowed * gained / (seconds_before + by_count[counts] + attention)
+    limit, last = np.unravel_index(rates.argmax(), rates.shape)
+    if rates[limit, last] <= WANTED * num_rows / (seconds_before + by_count[0]):
+        return [0] * num_rows
+    taken = place[: last + 1][allowed[limit, : last + 1]]
+    return np.bincount(taken, minlength=num_rows).tolist()
 
 
 def blocks_of(rows: Rows[Sequence]) -> list[int]:
@@ -83,5 +86,5 @@ def doubling(most: int) -> list[int]:
 def step_seconds(costs: StepCosts, blocks: Rows[int], num_draft_tokens: Rows[int]) -> float:
     """Expected seconds of a step in which each row has its newest token and so many drafts."""
     num_drafting = sum(own for own, count in zip(blocks, num_draft_tokens, strict=True) if count)
-    added = draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens))
+    added = int(draft_columns(sum(blocks), num_drafting, 1 + max(num_draft_tokens)))
     return costs.seconds(len(blocks) + sum(num_draft_tokens), sum(blocks) - len(blocks), added)

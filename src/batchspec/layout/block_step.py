@@ -7,13 +7,18 @@ the newest token of every row and the draft tokens of those few attend in calls 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from batchspec.layout.blocks import BlockTable
 from batchspec.layout.packed import PackedStep, pack
 from batchspec.layout.transfer import to_device
+
+Ints = TypeVar("Ints", int, NDArray[np.int64])
 
 READ_COST, CALL_COST = 8, 55
 """What reading a block once more costs, and a call of its own, counted in columns of a block: measured with
@@ -167,19 +172,19 @@ def is_worth_two_calls(num_blocks: int, num_drafting: int, num_columns: int) -> 
     return _two_calls(num_drafting, num_columns) < _one_call(num_blocks, num_columns)
 
 
-def draft_columns(num_blocks: int, num_drafting: int, num_columns: int) -> int:
+def draft_columns(num_blocks: int, num_drafting: Ints, num_columns: Ints) -> Ints:
     """What drafts add to a step's attention, counted in columns of a block: of `num_blocks` in all, `num_drafting`
     are those of rows that draft.
 
-    >>> draft_columns(100, 30, 2), draft_columns(100, 30, 9)  # all widened by one; two calls
-    (100, 535)
+    >>> draft_columns(100, np.array([30, 30]), np.array([2, 9])).tolist()  # all widened by one; two calls
+    [100, 535]
     """
-    return min(_one_call(num_blocks, num_columns), _two_calls(num_drafting, num_columns))
+    return np.minimum(_one_call(num_blocks, num_columns), _two_calls(num_drafting, num_columns))
 
 
-def _one_call(num_blocks: int, num_columns: int) -> int:
+def _one_call(num_blocks: int, num_columns: Ints) -> Ints:
     return num_blocks * (num_columns - 1)
 
 
-def _two_calls(num_drafting: int, num_columns: int) -> int:
+def _two_calls(num_drafting: Ints, num_columns: Ints) -> Ints:
     return num_drafting * (READ_COST + num_columns - 1) + CALL_COST
