@@ -6,9 +6,10 @@ from toy_folders import text_llama
 from toy_text import byte_tokenizer
 
 from batchspec import LLM
-from batchspec.bench.engines import open_method, share_models
+from batchspec.bench.engines import make_llm, open_method, share_models
 from batchspec.bench.methods import parse_methods
 from batchspec.models.draft_checkpoint import make_draft, save_draft
+from batchspec.models.prepacking import PrepackedLinear
 
 
 def save(folder: Path, ids=None, kind="layers") -> Path:
@@ -31,6 +32,17 @@ def test_transformers_is_not_given_drafts_that_only_batchspec_can_use(tmp_path, 
     open_method(models, ours, 1)
     with pytest.raises(ValueError, match=reason):
         open_method(models, assisted, 1)
+
+
+def test_weights_are_as_each_method_wants_them():
+    methods = parse_methods(["none,none,prepack=false"])
+    target = LLM(text_llama().float(), tokenizer=byte_tokenizer())
+    models = share_models(target, methods)
+    packed, plain = (make_llm(models, method, batch_size=1).model for method in methods)
+    assert plain is target.model
+    assert not any(isinstance(layer, PrepackedLinear) for layer in plain.modules())
+    assert any(isinstance(layer, PrepackedLinear) for layer in packed.modules())
+    assert share_models(target, methods[:1]).ours is target.model  # in place: nobody else wants it
 
 
 def test_a_draft_of_layers_with_the_whole_head_may_assist(tmp_path):

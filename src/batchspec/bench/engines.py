@@ -18,7 +18,7 @@ from batchspec.bench.workload import Workload
 from batchspec.engine import Engine as OurEngine
 from batchspec.llm import LLM
 from batchspec.models.pairing import check_can_assist, load_draft_model
-from batchspec.models.prepacking import prepacked_copy, unpacked_copy
+from batchspec.models.prepacking import prepack, prepacked_copy, unpacked_copy
 from batchspec.models.reference import forget_generation_settings, generate_assisted, generate_batch
 from batchspec.stats import EngineStats
 
@@ -33,7 +33,7 @@ class Models:
     """The weights, loaded once for all methods."""
 
     target: LLM
-    """Holds the model as transformers' methods run it, its tokenizer and its end tokens."""
+    """Holds the model as transformers' methods run it, if there are any; its tokenizer and its end tokens."""
     ours: Any
     """The model as `LLM` has it when it loads one itself: prepacked for the CPU."""
     drafts: dict[str | None, Any] = field(default_factory=dict)
@@ -54,9 +54,9 @@ class Models:
 
 
 def share_models(target: LLM, methods: list[Method]) -> Models:
-    """The target for both sides. If no method is transformers', `target` may hold the prepacked model itself."""
-    if all(method.is_ours for method in methods):
-        return Models(target, target.model)
+    """The target for both sides. If no method wants its weights as they are, they are prepacked in place."""
+    if not any(method.wants_plain_weights for method in methods):
+        return Models(target, prepack(target.model))
     forget_generation_settings(target.model)  # greedy search is plain argmax, for all
     return Models(target, prepacked_copy(target.model))
 
@@ -91,7 +91,8 @@ def make_llm(models: Models, method: Method, batch_size: int) -> LLM:
         speculation = settings["speculative_config"]
         draft = models.draft(speculation.get("model"))
         settings["speculative_config"] = {**speculation, "model": draft}
-    return LLM(models.ours, max_num_seqs=batch_size, **settings)
+    model = models.target.model if method.wants_plain_weights else models.ours
+    return LLM(model, max_num_seqs=batch_size, **settings)
 
 
 def answer_by_engine(engine: OurEngine, workload: Workload) -> Outcome:

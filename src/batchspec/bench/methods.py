@@ -34,6 +34,11 @@ class Method:
         return self.kind not in KEYS
 
     @property
+    def wants_plain_weights(self) -> bool:
+        """Does it run the model as it was saved, rather than prepacked for the CPU?"""
+        return not self.is_ours or self.options.get("prepack") is False
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Arguments of `LLM`; of our methods only."""
         return llm_settings(self.options if self.kind == NONE else {"method": self.kind, **self.options})
@@ -45,7 +50,7 @@ class Method:
         >>> [method.has_to_be_exact for method in parse_methods(["none,ngram,numerics=fast,transformers"])]
         [True, False, False]
         """
-        promised = {"strategy": "packed", "numerics": "invariant", "sampling_method": "coupled"}
+        promised = {"strategy": "packed", "numerics": "invariant", "sampling_method": "coupled", "prepack": True}
         return self.is_ours and all(self.options.get(key, value) == value for key, value in promised.items())
 
 

@@ -120,12 +120,12 @@ def check_methods(request: Request, methods: list[Method], synthetic: Lengths | 
 
 
 def load_target(request: Request, methods: list[Method]) -> LLM:
-    """The model as transformers' methods run it, or as ours do if there are only those."""
+    """The model as it is, or prepacked if no method wants it as it is."""
     # As EQSPEC, which runs whatever one of the strategies can.
     settings: dict[str, Any] = {"max_model_len": request.max_model_len, "strategy": "eqspec", "max_num_seqs": 1}
     if request.random_weights is None:
-        is_ours = all(method.is_ours for method in methods)
-        return load_llm(request.model, dtype=request.dtype, device=request.device, prepack=is_ours, **settings)
+        packed = not any(method.wants_plain_weights for method in methods)
+        return load_llm(request.model, dtype=request.dtype, device=request.device, prepack=packed, **settings)
     from batchspec.llm import LLM
     from batchspec.models.random_weights import random_model
 
