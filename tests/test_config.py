@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from batchspec.config import EngineConfig, PoolConfig, SpeculativeConfig
@@ -68,6 +70,13 @@ def test_what_is_asked_for_is_what_is_drafted():
     settings = {"num_speculative_tokens": 5, "prompt_lookup_min": 3, "suffix_min_match": 4}
     config = SpeculativeConfig("ngram", **settings)
     assert (config.most_draft_tokens, config.shortest_lookup, config.shortest_match) == (5, 3, 4)
+
+
+def test_no_more_is_drafted_than_a_window_holds():
+    long, short = SpeculativeConfig("ngram", num_speculative_tokens=500), SpeculativeConfig("ngram")
+    windows = (1000, 256, 3, 2)
+    assert [long.for_window(window).most_draft_tokens for window in windows] == [500, 254, 1, 1]
+    assert short.for_window(256) == replace(short, num_speculative_tokens=short.most_draft_tokens)
 
 
 def test_adaptive_drafting_is_refused_where_it_does_nothing():

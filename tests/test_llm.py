@@ -300,11 +300,25 @@ def test_a_prompt_that_cannot_run_is_named_and_none_is_run(llms, prompts, sampli
         ({"speculative_config": {"method": "magic"}}, "method must be one of"),
         ({"tokenizer": None}, "tokenizer must be given with a loaded model"),
         ({"tokenizer": "/no/such/folder"}, "there is no folder '/no/such/folder'"),
+        ({"prepack": 7}, "prepack must be True or False, got 7"),
     ],
 )
 def test_a_setting_out_of_range_is_named(settings, message):
     with pytest.raises(ValueError, match=message):
         LLM(MODEL, **{"tokenizer": TOKENIZER, **settings})
+
+
+@pytest.mark.parametrize("numerics", ["invariant", "fast"])
+@pytest.mark.parametrize(("window", "num_drafts"), [(2, 8), (5, 8), (8, 8), (256, 300)])
+def test_drafts_that_are_longer_than_the_window_are_cut_to_it(window, num_drafts, numerics):
+    for adaptive in (True, False):
+        speculation = {"method": "ngram", "num_speculative_tokens": num_drafts, "adaptive": adaptive}
+        limits = {"max_num_seqs": 3, "max_model_len": window, "numerics": numerics}
+        llms = [LLM(MODEL, tokenizer=TOKENIZER, speculative_config=one, **limits) for one in (speculation, None)]
+        with_drafts, without = (llm.generate([[1]] * 4, greedy(max_tokens=20), use_tqdm=False) for llm in llms)
+        assert [output.outputs[0].token_ids for output in with_drafts] == [
+            output.outputs[0].token_ids for output in without
+        ]
 
 
 def test_a_missing_model_is_named():

@@ -128,6 +128,10 @@ class SpeculativeConfig:
             raise ValueError(f"adaptive must be False or None with strategy {strategy}")
         return replace(self, adaptive=False)
 
+    def for_window(self, max_model_len: int) -> SpeculativeConfig:
+        """The same for requests of at most so many tokens, in which longer drafts have no room."""
+        return replace(self, num_speculative_tokens=min(self.most_draft_tokens, max(1, max_model_len - 2)))
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpeculativeConfig:
         """Read vLLM's `speculative_config` dictionary.

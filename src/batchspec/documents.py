@@ -6,6 +6,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,24 @@ def without_infinities(value: Any) -> Any:
     return value
 
 
-def check_writable(option: str, path: Path | None) -> None:
-    """Refuse a file that cannot be written, before anything is loaded.
+def check_writable(option: str, path: Path | None, others: Mapping[str, Path | None] | None = None) -> None:
+    """Refuse a file that cannot be written, or is one of the `others`, by option; before anything is loaded.
 
     Raises:
         ValueError: says which option is wrong and what is allowed.
     """
-    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+    if path is None:
+        return
+    folder = path.absolute().parent
+    if not folder.is_dir() or (path.exists() and not path.is_file()):
         raise ValueError(f"{option} {str(path)!r} must be a file in a folder that exists")
+    for name, other in (others or {}).items():
+        if other is not None and path.resolve() == other.resolve():
+            raise ValueError(f"{option} must not be the {name}, {str(path)!r}")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(f"{option} {str(path)!r} cannot be written: {error.strerror}") from error
 
 
 def _umask() -> int:

@@ -114,13 +114,14 @@ class LLM:
     ) -> None:
         speculation = _as_config("speculative_config", speculative_config, SpeculativeConfig)
         speculation = speculation and speculation.for_strategy(strategy)
+        if not isinstance(prepack, bool):
+            raise ValueError(f"prepack must be True or False, got {prepack!r}")
         # Settings are checked before anything is loaded, as far as they can be.
         config = EngineConfig(
             max_model_len=2 if max_model_len is None else max_model_len,
             max_num_seqs=max_num_seqs,
             strategy=strategy,
             numerics=numerics,
-            num_speculative_tokens=speculation.most_draft_tokens if speculation else 0,
             refill=refill,
             pool=_as_config("pool_config", pool_config, PoolConfig),
             seed=seed,
@@ -131,7 +132,10 @@ class LLM:
         if prepack and not isinstance(model, PreTrainedModel):
             prepacking.prepack(self.model)
         self.tokenizer = None if skip_tokenizer_init else resolve_tokenizer(tokenizer, model)
-        config = replace(config, max_model_len=resolve_max_model_len(max_model_len, self.model))
+        window = resolve_max_model_len(max_model_len, self.model)
+        speculation = speculation and speculation.for_window(window)
+        most = speculation.most_draft_tokens if speculation else 0
+        config = replace(config, max_model_len=window, num_speculative_tokens=most)
         is_gpu = self.model.device.type == "cuda"
         timer = StageTimer(partial(torch.cuda.synchronize, self.model.device) if is_gpu else None)
         if config.is_invariant:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -111,6 +112,10 @@ def test_sampling_is_audited_on_demand(common, tmp_path):
         (["--candidate", "transformers", "--sampling", "--temperature", "0"], "--temperature must be above 0"),
         (["--candidate", "transformers", "--sampling", "--temperature", "-1"], "temperature must be a number"),
         (["--candidate", "transformers", "--report", "/nowhere/out.html"], "must be a file in a folder that"),
+        (
+            ["--candidate", "transformers-assisted:num_speculative_tokens=0"],
+            "num_speculative_tokens must be an integer of at least 1",
+        ),
     ],
 )
 def test_a_bad_option_is_one_line_and_exit_code_2(common, capsys, options, message):
@@ -118,6 +123,18 @@ def test_a_bad_option_is_one_line_and_exit_code_2(common, capsys, options, messa
     error = capsys.readouterr().err
     assert message in error
     assert len(error.strip().splitlines()) == 1
+
+
+def test_a_report_does_not_go_where_something_else_is(common, tmp_path, capsys):
+    out = tmp_path / "out"
+    dataset = common[common.index("--dataset") + 1]
+    before = Path(dataset).read_text()
+    assert audit(*common, "--candidate", "transformers", "--json", dataset) == 2
+    assert "--json must not be the --dataset" in capsys.readouterr().err
+    assert audit(*common, "--candidate", "transformers", "--json", out, "--report", out) == 2
+    assert "--json must not be the --report" in capsys.readouterr().err
+    assert Path(dataset).read_text() == before
+    assert not out.exists()
 
 
 def test_an_engine_that_breaks_down_is_an_error_for_its_batch_only(common, tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from toy_target import TEXTS, make_target
 
 from batchspec.audit.answers import STOPPED
 from batchspec.audit.document import exit_code
+from batchspec.audit.server_engine import told_ids
 from batchspec.audit.session import Found, Plan, audit_all, open_candidate
 from batchspec.audit.spec import parse_spec
 from batchspec.models.reference import forced_logits, generate_alone, in_float32
@@ -183,6 +184,13 @@ def test_token_ids_are_found_where_servers_put_them(target, tell):
     _, runs = audit(target, lambda body: choice(text="?", **tell(says(target, body))))
     assert counts(runs)["identical"] == 2 * len(TEXTS)
     assert not any(run.num_from_text for run in runs)
+
+
+def test_what_is_no_token_id_is_not_taken_for_one(target):
+    """True and False are integers, to Python."""
+    assert told_ids({"token_ids": [True, False]}) is None
+    _, runs = audit(target, lambda body: choice(text="", token_ids=[True, False]))
+    assert counts(runs)["violation"] == 2 * len(TEXTS)
 
 
 def test_a_batch_size_is_the_number_of_requests_at_once(target):

@@ -145,11 +145,26 @@ def test_a_measurement_that_was_stopped_is_resumed_and_one_of_other_settings_is_
     assert bench(*options, "--resume") == 0
     keys = sorted((run["batch_size"], run["method"], run["repeat"]) for run in read(tmp_path / "out")["runs"])
     assert keys == [(size, name, repeat) for size in (1, 4) for name in ("ngram", "none") for repeat in (0, 1)]
-    (tmp_path / "out" / "bench.json").write_text('{"runs": [{}], "settings": {}}')
-    assert bench(*options, "--resume") == 2
-    assert "is no measurement of this batchspec bench" in capsys.readouterr().err
+    whole = read(tmp_path / "out")
+    run = whole["runs"][0]
+    damaged = [{**run, name: value} for name, value in [("seconds", 0), ("repeat", None), ("latencies", [])]]
+    damaged += [{**run, "method": "magic"}, {**run, "batch_size": -4}, {}]
+    documents = [{**whole, "runs": [one]} for one in damaged]
+    for document in [*documents, {**whole, "runs": {}}, {**whole, "resumed": 3}, {"runs": [{}], "settings": {}}]:
+        (tmp_path / "out" / "bench.json").write_text(json.dumps(document))
+        assert bench(*options, "--resume") == 2, document
+        assert "is no measurement of this batchspec bench" in capsys.readouterr().err
     assert bench(*options, "--overwrite", "--batch-sizes", 1, "--repeats", 1) == 0
     assert len(read(tmp_path / "out")["runs"]) == 2
+
+
+def test_what_could_not_be_run_is_not_taken_for_answers_that_differ(common, monkeypatch, capsys):
+    def without_memory(*_):
+        raise RuntimeError("can't allocate memory")
+
+    monkeypatch.setattr("batchspec.bench.engines.make_llm", without_memory)
+    assert bench(*common, "--methods", "none") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "error: can't allocate memory"
 
 
 def test_ctrl_c_leaves_what_is_there(common, tmp_path, monkeypatch):

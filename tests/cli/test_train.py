@@ -34,6 +34,9 @@ def test_a_drafter_is_trained_and_the_same_command_finds_it_done(tmp_path, capsy
     curve = (work / "curve.jsonl").read_text()
     assert run("--target", target, "--out", out, *SMALL) == 0
     assert (work / "curve.jsonl").read_text() == curve
+    (work / "curve.png").unlink()  # as if it had been killed before it was drawn
+    assert run("--target", target, "--out", out, *SMALL) == 0
+    assert (work / "curve.png").exists()
     assert run("--target", target, "--out", out, *SMALL, "--seed", "1") == 2
     assert "holds a training with another seed" in capsys.readouterr().err
     prompts = tmp_path / "prompts.jsonl"
@@ -55,6 +58,7 @@ def test_a_drafter_is_trained_and_the_same_command_finds_it_done(tmp_path, capsy
         (["--minutes", "1", "--data-minutes", "1"], "data_minutes must be above 0 and below minutes"),
         (["--layers", "3"], "--layers must be at most 2, as many as the target has, got 3"),
         (["--prompts", "nowhere.jsonl"], "--prompts 'nowhere.jsonl' cannot be read"),
+        (["--seed", str(2**32)], "seed must be below 2**32"),
     ],
 )
 def test_bad_options_end_with_one_line(tmp_path, capsys, options, message):

@@ -148,7 +148,7 @@ def test_other_settings_or_prompts_are_refused(whole, llm, settings):
     with pytest.raises(ValueError, match="holds a training with another seed; give another --out"):
         open_folder(whole, llm, replace(settings, seed=3), None)
     with pytest.raises(ValueError, match="holds a training with another prompts"):
-        open_folder(whole, llm, settings, [[1, 2]])
+        open_folder(whole, llm, settings, [[1, 2], [3]])
 
 
 def test_a_short_head_of_frequent_tokens_is_trained_and_saved(tmp_path, llm):
@@ -188,3 +188,15 @@ def test_prompts_that_are_given_are_answered(tmp_path, llm):
     assert sum(text.is_greedy for text in texts) == 20
     held_out = {tuple(text.token_ids[:3].tolist()) for text in data.held_out}
     assert held_out.isdisjoint({tuple(text.token_ids[:3].tolist()) for text in data.texts})
+
+
+def test_prompts_of_which_none_can_be_held_out_are_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match="prompts must be two different ones at least"):
+        open_folder(tmp_path / "out", new_llm(), SETTINGS, [[1, 2], [1, 2]])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_window_without_room_for_answers_is_named(tmp_path):
+    prompts = [[number, *range(20)] for number in range(8)]
+    with pytest.raises(ValueError, match="window must leave room for answers behind their prompts, got 8"):
+        trained(tmp_path / "out", new_llm(), replace(SETTINGS, window=8), num_steps=2, prompts=prompts)

@@ -147,7 +147,7 @@ def told_ids(choice: dict[str, Any]) -> list[int] | None:
         found = [entry["id"] for entry in entries]
     if found is None and tokens and all(re.fullmatch(r"token_id:\d+", str(token)) for token in tokens):
         found = [int(token.removeprefix("token_id:")) for token in tokens]
-    is_list = isinstance(found, list) and all(isinstance(token, int) for token in found)
+    is_list = isinstance(found, list) and all(type(token) is int for token in found)
     return found if is_list else None
 
 

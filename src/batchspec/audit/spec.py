@@ -67,6 +67,9 @@ def parse_spec(text: str) -> Spec:
             allowed = ", ".join(keys) or "none"
             raise ValueError(f"--candidate {text!r}: {part!r} must be key=value, once each; keys are {allowed}")
         options[key] = value if key == "model" else read_value(value)
+    count = options.get("num_speculative_tokens", 1)
+    if kind == "transformers-assisted" and (type(count) is not int or count < 1):
+        raise ValueError(f"--candidate {text!r}: num_speculative_tokens must be an integer of at least 1")
     if kind == "openai" and not options.get("model"):
         raise ValueError(f"--candidate {text!r} must name the server's model: openai:URL,model=NAME")
     if options.get("prompt", "ids") not in ("ids", "text") or not _is_time(options.get("timeout", 1)):

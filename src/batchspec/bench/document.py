@@ -26,10 +26,14 @@ def methods_of(document: Document) -> list[Method]:
 
 
 def check_document(document: Document) -> None:
-    """Raises ValueError, KeyError or TypeError for what is no document of `batchspec bench`."""
-    methods_of(document)
-    if any(len(run.answers) != len(document["settings"]["categories"]) for run in runs_of(document)):
-        raise ValueError("there must be as many answers as prompts")
+    """Raises an error for what is no document of `batchspec bench`: of whatever kind it runs into."""
+    names = {method.name for method in methods_of(document)}
+    for run in runs_of(document):
+        if run.method not in names or run.batch_size < 1 or run.repeat < 0:
+            raise ValueError("a run must be of a method that was asked for, in a batch, of a repeat")
+        if len(run.answers) != len(document["settings"]["categories"]):
+            raise ValueError("there must be as many answers as prompts")
+    finish(document, is_stopped=False)
 
 
 def add_runs(document: Document, runs: list[Run]) -> None:

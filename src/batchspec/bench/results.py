@@ -14,6 +14,9 @@ from batchspec.provenance import provenance
 
 Document = dict[str, Any]
 
+NOT_READ = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+"""What reading a document ends with that is none, or is damaged."""
+
 
 def check_plots() -> None:
     """Raises ValueError if what draws plots is not installed."""
@@ -53,7 +56,7 @@ def open_document(
 ) -> Document:
     """The document to add runs to: with `resume` the folder's, if there is one, else a new one.
 
-    `check` raises ValueError, KeyError or TypeError for what is no document of the `command`.
+    `check` raises one of NOT_READ for what is no document of the `command`.
 
     Raises:
         ValueError: it was measured with other settings, or is no document of the command.
@@ -64,13 +67,16 @@ def open_document(
     try:
         document: Document = json.loads(file.read_text())
         known = dict(document["settings"])
+        before = list(document.get("resumed", []))
+        if not isinstance(document["runs"], list):
+            raise TypeError("runs must be a list")
         check(document)
-    except (ValueError, KeyError, TypeError) as error:
+    except NOT_READ as error:
         raise ValueError(f"{str(file)!r} is no measurement of this {command}") from error
     settings = json.loads(json.dumps(settings))  # as they are read back
     if changed := [name for name in settings | known if known.get(name) != settings.get(name)]:
         raise ValueError(f"{str(file)!r} was measured with another {', '.join(changed)}")
-    document["resumed"] = [*document.get("resumed", []), provenance()]
+    document["resumed"] = [*before, provenance()]
     return document
 
 

@@ -80,8 +80,8 @@ def audit(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if sampling and SamplingParams(temperature=temperature).is_greedy:
         raise ValueError(f"--temperature must be above 0 with --sampling, got {temperature}")
-    for option, path in (("--report", report), ("--json", json)):
-        check_writable(option, path)
+    check_writable("--report", report, {"--dataset": dataset})
+    check_writable("--json", json, {"--dataset": dataset, "--report": report})
     with notes.status("loading PyTorch and transformers"):
         from batchspec.audit.session import Found, Plan, open_candidate
         from batchspec.audit.spec import parse_spec
@@ -150,17 +150,14 @@ def show(
     from batchspec.audit.tables import tables
 
     document = make_document(target, settings, found)
-    if json is not None:
-        write_whole(json, as_json(document))
-    if report is not None:
-        write_whole(report, html_page(document))
     console = Console()
     for table in tables(document):
         console.print(table)
     for remark in document["remarks"]:
         console.print(remark, style="yellow", markup=False, highlight=False)
     console.print(document["verdict"], style=VERDICT_STYLES[document["exit_code"]], markup=False, highlight=False)
-    for path in (json, report):
+    for path, content in ((json, as_json(document)), (report, html_page(document))):
         if path is not None:
+            write_whole(path, content)
             notes.print(f"written: {path}", markup=False, highlight=False)
     return int(document["exit_code"])

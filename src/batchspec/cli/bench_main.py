@@ -98,7 +98,7 @@ def check_outputs(request: Request) -> None:
 
         check_folder(request.output / FILE, request.resume, request.overwrite)
     if request.json not in (None, "-"):
-        check_writable("--json", Path(request.json))
+        check_writable("--json", Path(request.json), {"--dataset": Path(request.dataset)})
 
 
 def check_methods(request: Request, methods: list[Method], synthetic: Lengths | None) -> None:

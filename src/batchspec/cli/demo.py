@@ -75,7 +75,7 @@ def demo(
         float, typer.Option(help="Above 0: draw tokens; the two runs must agree all the same.")
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Which of the built-in prompts; 0 are the first of each kind.")] = 0,
-    dtype: options.Dtype = "float32",
+    dtype: options.Dtype = "bfloat16",
     device: options.Device = "auto",
 ) -> None:
     """Answer eight built-in prompts in one batch, with speculative decoding and without, and compare the tokens.
@@ -101,16 +101,15 @@ def demo(
     from batchspec.llm import LLM
 
     alone = LLM(speculative.model, tokenizer=speculative.tokenizer, max_num_seqs=len(prompts))
-    for llm in (
-        speculative,
-        alone,
-    ):  # the first steps of a process are slow, and would be charged to one of the two
+    # The first steps of a process are slow, and would be charged to one of the two.
+    for llm in (speculative, alone):
         list(llm.stream(["warm up"] * len(prompts), SamplingParams(temperature=0.0, max_tokens=4)))
     with_drafts = run_all(speculative, prompts, params, console if console.is_terminal else None)
     show_answers(console, speculative, prompts, with_drafts)
     with notes.status("once more without speculation"):
         without = run_all(alone, prompts, params, None)
-    console.print(comparison(with_drafts, without))
+    dtype_name = str(speculative.model.dtype).removeprefix("torch.")
+    console.print(comparison(with_drafts, without, f"{len(prompts)} prompts in one batch, {dtype_name}"))
     num_identical = count_identical(with_drafts, without)
     is_identical = num_identical == len(prompts)
     console.print(f"{num_identical}/{len(prompts)} identical", style="bold green" if is_identical else "bold red")
@@ -198,9 +197,9 @@ def show_answers(console: Console, llm: LLM, prompts: dict[str, str], run: Run) 
     console.print(Rule(style="dim"))
 
 
-def comparison(with_drafts: Run, without: Run) -> Table:
+def comparison(with_drafts: Run, without: Run, title: str) -> Table:
     """The figures of both runs side by side."""
-    table = Table(title=f"{len(without.outputs)} prompts in one batch", caption=CAPTION, caption_justify="left")
+    table = Table(title=title, caption=CAPTION, caption_justify="left")
     for column in ("", "tokens", "rounds", "drafts accepted", "mean acceptance length", "tokens/s", "speedup"):
         table.add_column(column, justify="right" if column else "left", no_wrap=not column)
     stats = with_drafts.stats

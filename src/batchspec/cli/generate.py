@@ -40,6 +40,7 @@ def generate(
     suffix_min_match: options.SuffixMinMatch = None,
     suffix_store_tokens: options.SuffixStoreTokens = 0,
     exit_layers: options.ExitLayers = None,
+    adaptive: options.Adaptive = None,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     min_tokens: Annotated[int, typer.Option(help="Fewest tokens of an answer.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="String that ends an answer; may be repeated.")] = None,
@@ -110,6 +111,7 @@ def generate(
     device: options.Device = "auto",
     max_num_seqs: options.MaxNumSeqs = 8,
     strategy: options.Strategy = "packed",
+    numerics: options.Numerics = "invariant",
     max_model_len: options.MaxModelLen = None,
 ) -> None:
     """Answer a file of prompts in batches, with speculative decoding that does not change the answers.
@@ -153,6 +155,7 @@ def generate(
         suffix_store_tokens=suffix_store_tokens,
         num_layers=exit_layers,
         lookup=lookup,
+        adaptive=adaptive,
     )
     work = Work(list(read_records(input, file_format, reserved=RESERVED)), params)
     if resume and Path(output).exists():
@@ -168,6 +171,7 @@ def generate(
         device=device,
         max_num_seqs=max_num_seqs,
         strategy=strategy,
+        numerics=numerics,
         max_model_len=max_model_len,
         seed=seed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -50,10 +51,13 @@ def _commands(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command; bad input ends with one line on stderr and exit code 2."""
+    """Run a command; bad input ends with one line on stderr and exit code 2, and so does what could not be run, as
+    for want of memory, behind a traceback."""
     try:
         app(args=arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError | MemoryError):
+            traceback.print_exc()
         Console(stderr=True, soft_wrap=True).print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(2)
 

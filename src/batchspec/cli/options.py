@@ -76,7 +76,7 @@ SuffixMinMatch = Annotated[
 SuffixStoreTokens = Annotated[
     int, typer.Option(help="suffix: tokens of earlier answers to draft from; 0 for none, else at least 1000.")
 ]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16 or float64.")]
+Dtype = Annotated[str, typer.Option(help="auto (the checkpoint's), float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:0, ...")]
 MaxNumSeqs = Annotated[int, typer.Option(help="Batch size: sequences that are decoded together.")]
 Strategy = Annotated[
@@ -84,6 +84,22 @@ Strategy = Annotated[
     typer.Option(
         help="How rows share a batch: [bold]packed[/bold], the fastest; or [bold]eqspec[/bold] or "
         "[bold]exspec[/bold], left-padded, for models that cannot run packed."
+    ),
+]
+Numerics = Annotated[
+    str,
+    typer.Option(
+        help="[bold]invariant[/bold]: the same tokens, bit for bit, whatever is beside a request; "
+        "[bold]fast[/bold]: up to rounding."
+    ),
+]
+Adaptive = Annotated[
+    bool | None,
+    typer.Option(
+        "--adaptive/--no-adaptive",
+        help="Decide token by token what is worth its place in the step, or verify all drafts. Default: adaptive, "
+        "but with rejection and left-padded rows.",
+        show_default=False,
     ),
 ]
 MaxModelLen = Annotated[
@@ -158,7 +174,8 @@ def load_llm(model: str | None, **settings: Any) -> LLM:
 
         hide_progress_bars()
     source = model or bundled_model()
-    with notes.status(f"loading {Path(source).name} (the first time takes longer)"):
+    what = f"loading {Path(source).name}, and trying which steps round alike (the first time takes longer)"
+    with notes.status(what):
         return LLM(source, **settings)
 
 

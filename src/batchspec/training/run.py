@@ -51,8 +51,10 @@ def open_folder(folder: Path, llm: LLM, settings: TrainingSettings, prompts: lis
     """The folder to work in: a new one, or one where the same training was begun.
 
     Raises:
-        ValueError: another training was.
+        ValueError: another training was, or of the given prompts none could be held out.
     """
+    if prompts is not None and len({tuple(prompt) for prompt in prompts}) < 2:
+        raise ValueError("prompts must be two different ones at least: answers to one are held out")
     recipe: dict[str, Any] = {
         "settings": asdict(settings),
         "target": asdict(TargetIdentity.of(llm.model)),
@@ -135,7 +137,8 @@ def split(texts: list[Text]) -> tuple[list[Text], list[Text]]:
 def train(
     folder: Path, work: Path, llm: LLM, settings: TrainingSettings, data: Data, clock: Clock = time.monotonic
 ) -> Iterator[Trainer]:
-    """Train for the minutes that the data has left; gives the trainer after each step, for those who watch.
+    """Train for the minutes that the data has left; gives the trainer before the first step and after each, for
+    those who watch.
 
     At each point of the curve the state is saved, and the drafter, if it is the best so far. Ending the iteration
     early, or being killed, loses the steps since the last one; the next call goes on from there.
@@ -148,6 +151,7 @@ def train(
     budget = max(1.0, 60 * settings.minutes - data.seconds)
     interval = budget / settings.num_measurements
     measure = _measuring(trainer, llm.engine.config.strategy, data)
+    yield trainer
     start = clock()
 
     def count() -> None:
@@ -177,6 +181,8 @@ def _measuring(trainer: Trainer, strategy: str, data: Data) -> Callable[[], Poin
         for line in lines_of(held_out, trainer.settings.window, trainer.most_per_line)
         if len(line.places)
     ]
+    if not lines:
+        raise ValueError(f"window must leave room for answers behind their prompts, got {trainer.settings.window}")
 
     def measure() -> Point:
         return Point(

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 KINDS = ("layers", "feature")
 
+MOST_SEEDS = 1 << 32
+"""An epoch's seed is the training's and, above it, the epoch."""
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
@@ -58,6 +61,8 @@ class TrainingSettings:
         for name, low in lowest.items():
             if (value := getattr(self, name)) < low:
                 raise ValueError(f"{name} must be at least {low}, got {value}")
+        if self.seed >= MOST_SEEDS:
+            raise ValueError(f"seed must be below 2**32, got {self.seed}")
         for name in ("minutes", "learning_rate"):
             if not 0 < (value := getattr(self, name)) < math.inf:
                 raise ValueError(f"{name} must be a number above 0, got {value}")

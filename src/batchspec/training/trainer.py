@@ -16,7 +16,7 @@ from batchspec.training.curve import Point
 from batchspec.training.hidden import HiddenStates
 from batchspec.training.lines import Line, lines_of
 from batchspec.training.loss import distance
-from batchspec.training.settings import TrainingSettings
+from batchspec.training.settings import MOST_SEEDS, TrainingSettings
 from batchspec.training.shards import Text
 from batchspec.training.student import logits_by_depth, logits_of, texts_per_line, vocabulary_places
 
@@ -129,7 +129,7 @@ class Trainer:
         return self._lines[self._next_line - 1]
 
     def _lines_of_epoch(self) -> list[Line]:
-        generator = torch.Generator().manual_seed(self.settings.seed + (self._epoch << 32))
+        generator = torch.Generator().manual_seed(self.settings.seed + self._epoch * MOST_SEEDS)
         order = torch.randperm(len(self.texts), generator=generator).tolist()
         shuffled = [self.texts[place] for place in order]
         lines = lines_of(shuffled, self.settings.window, self.most_per_line)
