@@ -50,7 +50,7 @@ def test_commands_run_one_after_the_other(smollm, tmp_path, monkeypatch):
     assert [command.split()[1] for command in commands("batchspec")] == wanted
     for command in commands("batchspec"):
         if command.split()[1] in ("bench", "audit"):  # a small one
-            command += " --max-tokens 4"
+            command += " --max-tokens 4 --batch-sizes 2"
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(command)[1:])
         assert not ended.value.code
