@@ -26,7 +26,7 @@ def methods_of(document: Document) -> list[Method]:
 
 
 def check_document(document: Document) -> None:
-    """Raises an error for what is no document of `batchspec bench`: of whatever kind it runs into."""
+    """Raises one of `results.NOT_READ` for what is no document of `batchspec bench`."""
     names = {method.name for method in methods_of(document)}
     for run in runs_of(document):
         if run.method not in names or run.batch_size < 1 or run.repeat < 0:

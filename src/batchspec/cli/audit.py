@@ -156,8 +156,8 @@ def show(
     for remark in document["remarks"]:
         console.print(remark, style="yellow", markup=False, highlight=False)
     console.print(document["verdict"], style=VERDICT_STYLES[document["exit_code"]], markup=False, highlight=False)
-    for path, content in ((json, as_json(document)), (report, html_page(document))):
+    for path, in_words in ((json, as_json), (report, html_page)):
         if path is not None:
-            write_whole(path, content)
+            write_whole(path, in_words(document))
             notes.print(f"written: {path}", markup=False, highlight=False)
     return int(document["exit_code"])
