@@ -14,6 +14,9 @@ from batchspec.audit.plot import divergences
 MOST_ROWS = 12
 """Divergences shown, the violations first."""
 
+WIDEST_WORD = 22
+"""Of a candidate's name; longer ones are folded."""
+
 
 def interval(figure: dict[str, Any], unit: str = "") -> str:
     """A figure with its 95 % interval.
@@ -27,6 +30,15 @@ def interval(figure: dict[str, Any], unit: str = "") -> str:
     if unit == "%":
         return f"{100 * value:.0f}% ({100 * low:.0f}-{100 * high:.0f})"
     return f"{value:.3g} ({low:.2g}-{high:.3g})"
+
+
+def breakable(name: str) -> str:
+    """A candidate's name with spaces where a line may end.
+
+    >>> breakable("openai:http://localhost:8000/v1,model=NAME")
+    'openai: http://localhost:8000/v1, model=NAME'
+    """
+    return name.replace(":", ": ", 1).replace(",", ", ")
 
 
 def shortfall_text(divergence: dict[str, Any]) -> str:
@@ -58,20 +70,23 @@ def _candidates(document: dict[str, Any]) -> Table:
     known = "" if floor is None else f"; noise floor {floor['floor']:.3g} logits ({floor['dtype']})"
     table = _table(
         "Outputs against the target alone",
-        f"with 95 % intervals; shared: tokens before a difference{known}",
-        ["candidate", "batch", "same", "tie", "viol.", "error", "exact match", "shared", "diff./1,000"],
+        f"below: 95 % intervals; shared: tokens before a difference{known}",
+        ["candidate", "batch", "same", "tie", "viol.", "error", "exact\nmatch", "shared", "diff./\n1,000"],
         1,
     )
-    for run in document["runs"]:
+    names = ["null band" if run["is_null"] else breakable(run["candidate"]) for run in document["runs"]]
+    longest = max((len(word) for name in names for word in name.split()), default=0)
+    table.columns[0].min_width = min(WIDEST_WORD, longest)
+    for name, run in zip(names, document["runs"], strict=True):
         counts, figures = run["counts"], run["figures"]
         style = "dim" if run["is_null"] else "red" if counts["violation"] else None
         table.add_row(
-            "null band" if run["is_null"] else escape(run["candidate"]),
+            escape(name),
             str(run["batch_size"]),
             *(str(counts[kind]) for kind in OUTCOMES),
-            interval(figures["exact"], "%"),
+            interval(figures["exact"], "%").replace(" (", "\n").rstrip(")"),
             f"{figures['shared']['value'] or 0:.1f}",
-            interval(figures["divergences"]),
+            interval(figures["divergences"]).replace(" (", "\n").rstrip(")"),
             style=style,
         )
     return table
