@@ -37,7 +37,7 @@ test: check
 exact: $(INSTALLED)
 	BATCHSPEC_FULL=1 $(BIN)/pytest tests/models/test_families.py
 	BATCHSPEC_FULL=1 $(BIN)/pytest tests/test_exact.py
-	BATCHSPEC_PER_CATEGORY=8 $(BIN)/pytest tests/test_real_model.py --timeout 7200 -s
+	BATCHSPEC_PER_CATEGORY=8 $(BIN)/pytest tests/test_real_model.py -s
 
 DATASET ?= ../shared/data/spec_bench/question.jsonl
 bench: $(INSTALLED)

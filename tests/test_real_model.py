@@ -35,7 +35,7 @@ def first_turns(per_category: int) -> list[str]:
 
 
 @pytest.mark.real_model
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(900 if PER_CATEGORY == 1 else 7200)
 @pytest.mark.parametrize("strategy", ["packed", "eqspec", "exspec"])
 def test_a_batch_with_ngram_drafts_equals_generate_one_by_one(smollm, strategy):
     turns = first_turns(PER_CATEGORY)
