@@ -10,7 +10,7 @@ from batchspec import LLM, SamplingParams
 from batchspec.drafting.feature import FeatureDrafter
 from batchspec.models.draft_checkpoint import load_draft, make_draft, own_weights, save_draft
 from batchspec.models.features import features_of, fuse, is_feature_draft
-from batchspec.models.step_timing import measure_draft_steps
+from batchspec.models.step_timing import measure_draft
 
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 5, 6], [9], list(range(10, 45)), [20, 21, 22, 23, 24], [11, 3]]
 
@@ -111,5 +111,5 @@ def test_its_steps_are_timed_as_they_run(tmp_path):
     llm = LLM(model, skip_tokenizer_init=True, speculative_config=config, max_num_seqs=3)
     runner, modes = llm.engine.drafter.runner, set()
     runner.model.fuse.register_forward_hook(lambda *_: modes.add(torch.is_inference_mode_enabled()))
-    measure_draft_steps(runner, 3)
+    measure_draft(runner, 3)
     assert modes == {True}

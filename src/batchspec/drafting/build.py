@@ -23,7 +23,7 @@ from batchspec.models.pairing import load_draft_model
 from batchspec.models.runner import FeatureRunner, PackedRunner, Runner
 from batchspec.models.shallow import num_layers, with_layers
 from batchspec.models.short_head import head_ids
-from batchspec.models.step_timing import measure_attention, measure_draft_steps, measure_steps
+from batchspec.models.step_timing import measure_draft, measure_target
 from batchspec.sampling.method import SAMPLING_METHODS
 from batchspec.stats import StageTimer
 
@@ -58,10 +58,10 @@ def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None 
     if not config.is_adaptive:
         return FixedBudget()
     most = target.runner.num_rows * (1 + config.most_draft_tokens)
-    target_costs = StepCosts(measure_steps(target.runner, most), *measure_attention(target.runner.model))
+    target_costs = StepCosts(*measure_target(target.runner, most))
     if draft is None:
         return AdaptiveBudget(target_costs)
-    return AdaptiveBudget(target_costs, StepCosts(measure_draft_steps(draft, draft.num_rows)))
+    return AdaptiveBudget(target_costs, StepCosts(measure_draft(draft, draft.num_rows)))
 
 
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:

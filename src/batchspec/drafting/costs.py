@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 SMOOTHING = 0.05
@@ -18,8 +18,8 @@ class StepCosts:
     """Seconds of a step: straight lines between measured sizes, corrected by the steps that are seen.
 
     >>> costs = StepCosts([(1, 0.010), (8, 0.024), (16, 0.022)])
-    >>> round(costs.seconds(3), 4), round(costs.seconds(16), 4)  # never falling
-    (0.014, 0.024)
+    >>> round(costs.seconds(3), 4), round(costs.seconds(16), 4)  # never falling: 8 tokens take 0.022, too
+    (0.0134, 0.022)
     >>> StepCosts([(1, 1.0), (3, 3.0)]).seconds(5)  # beyond, the last line goes on
     5.0
     >>> StepCosts([(1, 1.0)], block_seconds=0.1, column_seconds=0.01).seconds(1, more_blocks=2, draft_columns=5)
@@ -35,7 +35,7 @@ class StepCosts:
     correction: float = 1.0
 
     def __post_init__(self) -> None:
-        self.points = list(_never_falling(sorted(self.points)))
+        self.points = _never_falling(sorted(self.points))
 
     def seconds(self, num_tokens: int, more_blocks: int = 0, draft_columns: int = 0) -> float:
         blocks = self.correction * (self._at(num_tokens) + more_blocks * self.block_seconds)
@@ -59,9 +59,10 @@ class StepCosts:
         return low + (high - low) * (num_tokens - left) / (right - left)
 
 
-def _never_falling(points: Iterable[tuple[int, float]]) -> Iterable[tuple[int, float]]:
-    """More tokens never cost less; what says otherwise is noise."""
-    most = 0.0
-    for size, seconds in points:
-        most = max(most, seconds)
-        yield size, most
+def _never_falling(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Fewer tokens never cost more: what says otherwise was disturbed, and disturbances only slow down."""
+    least, kept = math.inf, []
+    for size, seconds in reversed(points):
+        least = min(least, seconds)
+        kept.append((size, least))
+    return kept[::-1]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from batchspec.layout.block_step import lay_out_blocks
 from batchspec.layout.blocks import BLOCK, BlockTable
@@ -22,8 +21,11 @@ from batchspec.models.shallow import num_layers
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 128)
 """Numbers of tokens that are measured, as far as steps of so many come up; beyond, time grows evenly."""
 
-REPEATS = 3
+REPEATS = 4
 """Of which the fastest counts: what slows a step down here is not the step's."""
+
+AS_OFTEN = 10
+"""Times as many repeats of what takes a few milliseconds only."""
 
 LENGTH = 64
 """Tokens that rows hold before the step, if there is room."""
@@ -34,36 +36,42 @@ ROWS, MANY_BLOCKS, MANY_COLUMNS, CACHES = 8, 8, 4, 6
 Forward = Callable[[PackedStep, Tensor], Tensor]
 
 
-def measure_steps(runner: Runner, most_tokens: int) -> list[tuple[int, float]]:
-    """Seconds of a step of the target, or of a draft model, by its number of tokens; answers are remembered by
-    device, dtype and shape. What the runner's rows hold is overwritten."""
-    return _measure("target", runner, most_tokens, lambda step, tokens: runner.forward(step, tokens))
+Points = list[tuple[int, float]]
+"""Tokens of a step, and its seconds."""
 
 
-def measure_draft_steps(runner: Runner, most_tokens: int) -> list[tuple[int, float]]:
-    """The same for a draft model, of which only each row's last logits are wanted."""
-    return _measure("draft", runner, most_tokens, _draft_forward(runner))
+def measure_target(runner: Runner, most_tokens: int) -> tuple[Points, float, float]:
+    """Seconds of a step of the target by its number of tokens; those that all its layers take to attend to one
+    more block; and for one more column of queries of a block. Answers are remembered by device, dtype and shape.
+    What the runner's rows hold is overwritten."""
+    key = ("target", *_circumstances(runner, most_tokens))
+    return remembered(key, lambda: _measure_target(runner, _sizes(most_tokens)))
 
 
-def measure_attention(model: PreTrainedModel) -> tuple[float, float]:
-    """Seconds that all layers of the model take to attend to one more block, and for one more column of queries of
-    a block; answers are remembered as well."""
-    (kind, *_) = attention_kinds(model)
-    like = torch.empty(0, dtype=kind.dtype, device=kind.device)
-    count = num_layers(model)
-    return remembered((kind, count, *circumstances(like)), lambda: _attention_costs(kind, count))
+def measure_draft(runner: Runner, most_tokens: int) -> Points:
+    """Seconds of a step of a draft model by its number of tokens, of which each row's last logits are wanted."""
+    sizes, forward = _sizes(most_tokens), _draft_forward(runner)
+    runs = [_step(runner, size, forward) for size in sizes]
+    key = ("draft", *_circumstances(runner, most_tokens))
+    return remembered(key, lambda: list(zip(sizes, fastest(runs, REPEATS * AS_OFTEN), strict=True)))
 
 
 @torch.inference_mode()
-def _attention_costs(kind: AttentionKind, num_layers: int) -> tuple[float, float]:
-    few = _attention_seconds(kind, 1, 1)
-    many, wide = (_attention_seconds(kind, MANY_BLOCKS, columns) for columns in (1, 1 + MANY_COLUMNS))
-    block = (many - few) / (ROWS * (MANY_BLOCKS - 1))
-    column = (wide - many) / (ROWS * MANY_BLOCKS * MANY_COLUMNS)
-    return num_layers * max(0.0, block), num_layers * max(0.0, column)
+def _measure_target(runner: Runner, sizes: list[int]) -> tuple[Points, float, float]:
+    """Steps and attention take turns, too."""
+    steps = [_step(runner, size, runner.forward) for size in sizes]
+    (kind, *_) = attention_kinds(runner.model)
+    shapes = (1, 1), (MANY_BLOCKS, 1), (MANY_BLOCKS, 1 + MANY_COLUMNS)
+    attention = [_attention(kind, num_blocks, num_columns) for num_blocks, num_columns in shapes]
+    seconds = fastest([*steps, *attention * AS_OFTEN], REPEATS)
+    few, many, wide = (min(seconds[len(steps) + place :: len(shapes)]) for place in range(len(shapes)))
+    times = num_layers(runner.model) / CACHES
+    block = times * max(0.0, many - few) / (ROWS * (MANY_BLOCKS - 1))
+    column = times * max(0.0, wide - many) / (ROWS * MANY_BLOCKS * MANY_COLUMNS)
+    return list(zip(sizes, seconds, strict=False)), block, column
 
 
-def _attention_seconds(kind: AttentionKind, num_blocks: int, num_columns: int) -> float:
+def _attention(kind: AttentionKind, num_blocks: int, num_columns: int) -> Callable[[], object]:
     """Of one layer, over rows of so many blocks; in turns over several caches, as layers have one each."""
     table = BlockTable()
     step = pack([num_blocks * BLOCK - num_columns] * ROWS, [num_columns] * ROWS, kind.device)
@@ -82,8 +90,7 @@ def _attention_seconds(kind: AttentionKind, num_blocks: int, num_columns: int) -
             out = attend_blocks(grid, key, value, layout, mask, 0.1, None, None)
         out[-1, -1, -1, -1].item()
 
-    attend()
-    return min(_timed(attend) for _ in range(REPEATS)) / CACHES
+    return attend
 
 
 def _draft_forward(runner: Runner) -> Forward:
@@ -96,24 +103,35 @@ def _draft_forward(runner: Runner) -> Forward:
     )
 
 
-def _measure(role: str, runner: Runner, most_tokens: int, forward: Forward) -> list[tuple[int, float]]:
+def _sizes(most_tokens: int) -> list[int]:
+    return sorted({*(size for size in SIZES if size < most_tokens), min(most_tokens, SIZES[-1])})
+
+
+def _circumstances(runner: Runner, most_tokens: int) -> tuple[object, ...]:
+    """What measurements hold for."""
     model = runner.model
     layers = frozenset(type(module) for module in model.modules())
     like = torch.empty(0, dtype=model.dtype, device=runner.device)
     size = runner.num_rows, runner.max_length, most_tokens, getattr(runner, "shapes", None)
-    key = (role, type(runner), *circumstances(like), layers, model.config.to_json_string(), *size)
-    sizes = sorted({*(size for size in SIZES if size < most_tokens), min(most_tokens, SIZES[-1])})
-    return remembered(key, lambda: [(size, _seconds(runner, size, forward)) for size in sizes])
+    return type(runner), *circumstances(like), layers, model.config.to_json_string(), *size
 
 
-def _seconds(runner: Runner, size: int, forward: Forward) -> float:
+def _step(runner: Runner, size: int, forward: Forward) -> Callable[[], object]:
     num_rows = min(runner.num_rows, size)
     num_new = [size // num_rows + (row < size % num_rows) for row in range(num_rows)]
     length = max(0, min(LENGTH, runner.max_length - num_new[0]))
     step = pack([length] * num_rows, num_new, runner.device)
     tokens = torch.zeros(size, dtype=torch.long, device=runner.device)
-    forward(step, tokens)[-1, -1].item()
-    return min(_timed(lambda: forward(step, tokens)[-1, -1].item()) for _ in range(REPEATS))
+    return lambda: forward(step, tokens)[-1, -1].item()
+
+
+def fastest(runs: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of each run, after a warm-up the least of so many. They take turns, so that a slow moment of the
+    machine strikes all of them and not one's every repeat: what counts are the differences."""
+    for run in runs:
+        run()
+    turns = [[_timed(run) for run in runs] for _ in range(repeats)]
+    return [min(own) for own in zip(*turns, strict=True)]
 
 
 def _timed(run: Callable[[], object]) -> float:
