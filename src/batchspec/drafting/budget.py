@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -48,6 +48,10 @@ class Budget(Protocol):
         other rows, of limit 0, have from elsewhere."""
         ...
 
+    def begin_draft_step(self, num_tokens: int) -> None:
+        """A step of the draft model begins, of so many tokens; it lasts until `next_column` is asked again."""
+        ...
+
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         """Is a token that was looked up at least as likely to be accepted as a draft model's?"""
         ...
@@ -71,6 +75,9 @@ class FixedBudget:
         self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
     ) -> list[int]:
         return open_rows(marks, limits)
+
+    def begin_draft_step(self, num_tokens: int) -> None:
+        """Time does not matter."""
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
         return mark.prior >= 0.5
@@ -111,8 +118,6 @@ class AdaptiveBudget:
     target_costs: StepCosts
     draft_costs: StepCosts | None = None
     """Of a step of the draft model; None: drafts cost nothing."""
-    _first_costs: StepCosts | None = field(init=False)
-    """The same of a draft's first step, in which rows catch up with what was committed, or read their prompts."""
     estimates: Estimates = field(default_factory=Estimates)
     outlook: Outlook = field(default_factory=Outlook)
     _trusts: WeakKeyDictionary[Sequence, tuple[Trust, Patience]] = field(default_factory=WeakKeyDictionary)
@@ -120,10 +125,9 @@ class AdaptiveBudget:
     """Of the whole batch, with a draft model."""
     _is_probing: bool = False
     _since: float = 0.0
-    """When the draft or the step began that is measured next."""
-
-    def __post_init__(self) -> None:
-        self._first_costs = None if self.draft_costs is None else replace(self.draft_costs)
+    """When the step began that is measured next: of the draft model or of the target."""
+    _expected: float | None = None
+    """Seconds that a step of the draft model should take; None: none is measured."""
 
     def confidence(self, logits: Tensor) -> list[Mark]:
         best = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).exp()
@@ -144,8 +148,13 @@ class AdaptiveBudget:
                 self._patience.reset()
             else:
                 chosen = self._probe(candidates)
-        self._since = time.perf_counter()
         return chosen
+
+    def begin_draft_step(self, num_tokens: int) -> None:
+        # Prompts that rows have to read before are not in it: they are paid for once, whatever is drafted later.
+        if self.draft_costs is not None:
+            self._expected = self.draft_costs.seconds(num_tokens)
+        self._since = time.perf_counter()
 
     def _probe(self, places: list[int]) -> list[int]:
         """The draft model does not pay: it is tried with all rows now and then."""
@@ -218,7 +227,7 @@ class AdaptiveBudget:
             more = [own + (place in first) for place, own in enumerate(verified)]
             price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / count
             worth = sum(expected_gain(ahead[place], price) for place in first)
-            profit = worth - rate * self._costs_of_column(column).seconds(count)
+            profit = worth - rate * self.draft_costs.seconds(count)
             if profit > most:
                 most, chosen = profit, first
         return sorted(chosen)
@@ -235,21 +244,16 @@ class AdaptiveBudget:
             return 0.0
         drafted = [len(own) for own in marks if own and own[0].source == CONFIDENCE]
         widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
-        return sum(self._costs_of_column(column).seconds(width) for column, width in enumerate(widths))
-
-    def _costs_of_column(self, column: int) -> StepCosts:
-        costs = self.draft_costs if column else self._first_costs
-        if costs is None:
-            raise RuntimeError("a budget without a draft model's costs was asked for them")
-        return costs
+        return sum(map(self.draft_costs.seconds, widths))
 
     def _learn_of_draft(self, marks: Marks, column: int) -> None:
         """The last column has just been drafted."""
         drafted = [own for own in marks if len(own) == column]
         for own in drafted:
             self.outlook.note(own[-2] if column > 1 else None, own[-1])
-        costs = self._costs_of_column(column - 1)
-        costs.correct(costs.seconds(len(drafted)), time.perf_counter() - self._since)
+        if self.draft_costs is not None and self._expected is not None:
+            self.draft_costs.correct(self._expected, time.perf_counter() - self._since)
+            self._expected = None
 
     def _survivals(self, row: Sequence, marks: Rows[Mark]) -> list[float]:
         return self.estimates.survivals(marks, self._of(row)[0])

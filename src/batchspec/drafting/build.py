@@ -61,7 +61,8 @@ def make_budget(config: SpeculativeConfig, target: Target, draft: Runner | None 
     target_costs = StepCosts(*measure_target(target.runner, most))
     if draft is None:
         return AdaptiveBudget(target_costs)
-    return AdaptiveBudget(target_costs, StepCosts(measure_draft(draft, draft.num_rows)))
+    # Twice as many tokens as rows: those whose drafts were all accepted are one token behind.
+    return AdaptiveBudget(target_costs, StepCosts(measure_draft(draft, 2 * draft.num_rows)))
 
 
 def _build_ngram(config: SpeculativeConfig, target: Target) -> Drafter:

@@ -79,6 +79,7 @@ class DraftModelDrafter:
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
         while drafting:
             step = pack([self.lengths[row] for row in rows], num_new, self.runner.device, rows)
+            self.budget.begin_draft_step(step.num_tokens)
             logits = self._forward(step, inputs, column=drafts.shape[1])  # [drafting rows, vocabulary]
             lines = column_lines(sequences, drafts, drafting, drafts.shape[1])
             drawn = self._draw(logits, lines)
