@@ -20,9 +20,9 @@ def spread(figure: dict[str, float] | None, form: str, scale: float = 1.0, unit:
     return f"{median}{unit}" if low == high else f"{median}{unit} ({low}-{high})"
 
 
-def middle(figure: dict[str, float], form: str, scale: float = 1.0) -> str:
+def middle(figure: dict[str, float] | None, form: str, scale: float = 1.0, unit: str = "") -> str:
     """The median alone, for narrow places."""
-    return format(scale * figure["median"], form)
+    return "" if figure is None else format(scale * figure["median"], form) + unit
 
 
 def speedup(row: Row) -> str:
@@ -55,7 +55,11 @@ def speed_cells(row: Row) -> list[str]:
     return [spread(row["tokens_per_second"], ".1f"), speedup(row), percent(row["exact_match"])]
 
 
-def latency_cells(row: Row, show: Callable[[dict[str, float], str, float], str] = spread) -> list[str]:
+Show = Callable[..., str]
+"""`spread` or `middle`."""
+
+
+def latency_cells(row: Row, show: Show = spread) -> list[str]:
     return [
         show(row["first_token"], ".0f", 1000),
         show(row["time_per_token"], ".1f", 1000),
@@ -77,7 +81,8 @@ def drafting_cells(row: Row) -> list[str]:
 
 SPEED = ("tokens/s", "speedup", "exact")
 LATENCY = ("first token ms", "ms/token", "P50 s", "P99 s", "peak MiB")
-DRAFTING = ("accepted", "by place %", "tokens/draft", "occupancy", "N")
+PLACES = "by place %"
+DRAFTING = ("accepted", PLACES, "tokens/draft", "occupancy", "N")
 
 CAPTIONS = {
     "Speed": "Output tokens per second of the whole call; median (least-most) over the repeats. Speedup against "
@@ -90,7 +95,7 @@ CAPTIONS = {
 }
 
 
-def category_table(rows: list[Row], baseline: str) -> tuple[list[str], list[list[str]]]:
+def category_table(rows: list[Row], baseline: str, show: Show = spread) -> tuple[list[str], list[list[str]]]:
     """Heads and cells: a line for each batch size and category, a column for each method; none without
     categories."""
     methods = list(dict.fromkeys(row["method"] for row in rows))
@@ -100,15 +105,15 @@ def category_table(rows: list[Row], baseline: str) -> tuple[list[str], list[list
     lines = []
     for size, by_method in by_size.items():
         for category in next(iter(by_method.values()))["categories"]:
-            cells = [_category_cell(by_method.get(method), category, baseline) for method in methods]
+            cells = [_category_cell(by_method.get(method), category, baseline, show) for method in methods]
             lines.append([category, str(size), *cells])
     return ["category", "batch", *methods], lines
 
 
-def _category_cell(row: Row | None, category: str, baseline: str) -> str:
+def _category_cell(row: Row | None, category: str, baseline: str, show: Show) -> str:
     if row is None:
         return ""
     figures = row["categories"][category]
     if row["method"] == baseline:
-        return spread(figures["tokens_per_second"], ".1f")
-    return "differs" if row["is_speedup_refused"] else spread(figures["speedup"], ".2f", unit="x")
+        return show(figures["tokens_per_second"], ".1f")
+    return "differs" if row["is_speedup_refused"] else show(figures["speedup"], ".2f", unit="x")

@@ -11,7 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from batchspec.bench import cells
-from batchspec.bench.cells import CAPTIONS, DRAFTING, LATENCY, SPEED, Row, category_table
+from batchspec.bench.cells import CAPTIONS, DRAFTING, LATENCY, PLACES, SPEED, Row, category_table
+
+WIDEST_WORD = 22
+"""Of a method's name; longer ones are folded."""
 
 
 def caption(document: dict[str, Any], title: str) -> str:
@@ -32,7 +35,7 @@ def tables(document: dict[str, Any]) -> list[Table]:
     ]
     if any(row["occupancy"] is not None for row in rows):
         shown.append(_figures(document, "Drafting", DRAFTING, cells.drafting_cells))
-    heads, lines = category_table(rows, document["settings"]["baseline"])
+    heads, lines = category_table(rows, document["settings"]["baseline"], show=cells.middle)
     if lines:
         shown.append(_table("By category", caption(document, "By category"), heads, lines, num_texts=len(heads)))
     return shown
@@ -48,12 +51,24 @@ def _figures(
 def _table(title: str, note: str, heads: list[str], lines: list[list[str]], num_texts: int) -> Table:
     result = Table(title=title, caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     result.collapse_padding = True
-    for place, head in enumerate(heads):
+    for place, head in enumerate(map(_breakable, heads)):
         is_text = place < num_texts
+        words = [word for text in (head, *(_breakable(line[place]) for line in lines)) for word in text.split()]
+        widest = min(WIDEST_WORD, max(map(len, words), default=1))
         result.add_column(
-            escape(head), justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+            escape(head),
+            justify="left" if is_text else "right",
+            overflow="fold",
+            no_wrap=not (is_text or head == PLACES),
+            min_width=widest,
         )
-    for line in lines:
+    for line in map(list, lines):
+        line[0] = _breakable(line[0])
         style = "red" if "differs" in line else None
         result.add_row(*map(escape, line), style=style)
     return result
+
+
+def _breakable(name: str) -> str:
+    """A method's name with spaces where a line may end."""
+    return name.replace(",", ", ")
