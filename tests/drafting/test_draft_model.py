@@ -75,6 +75,23 @@ def test_a_long_prompt_is_prefilled_once_and_alone():
     assert drafter.runner.num_prefilled == 39
 
 
+def test_each_step_is_announced_with_its_tokens_and_after_the_prompt_was_read():
+    """What it takes is held against what so many tokens should; a long prompt is not part of it."""
+    drafter, begun = drafter_of(lambda context: 5), []
+
+    class Listening(FixedBudget):
+        def begin_draft_step(self, num_tokens):
+            runner = drafter.runner
+            begun.append((num_tokens, runner.num_prefilled, runner.num_forwards))
+
+    drafter.budget = Listening()
+    engine = make_engine(lambda context: 5, drafter, num_speculative_tokens=2)
+    engine.add_request("a", [1] * 40, greedy(max_tokens=13, ignore_eos=True))
+    engine.step()
+    engine.step()
+    assert begun == [(1, 39, 0), (1, 39, 1), (2, 39, 2), (1, 39, 3)]
+
+
 def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
     drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), VOCAB - 1, VOCAB, draw_coupled)
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=1)

@@ -50,10 +50,8 @@ def measure_target(runner: Runner, most_tokens: int) -> tuple[Points, float, flo
 
 def measure_draft(runner: Runner, most_tokens: int) -> Points:
     """Seconds of a step of a draft model by its number of tokens, of which each row's last logits are wanted."""
-    sizes, forward = _sizes(most_tokens), _draft_forward(runner)
-    runs = [_step(runner, size, forward) for size in sizes]
     key = ("draft", *_circumstances(runner, most_tokens))
-    return remembered(key, lambda: list(zip(sizes, fastest(runs, REPEATS * AS_OFTEN), strict=True)))
+    return remembered(key, lambda: _measure_draft(runner, _sizes(most_tokens)))
 
 
 @torch.inference_mode()
@@ -69,6 +67,12 @@ def _measure_target(runner: Runner, sizes: list[int]) -> tuple[Points, float, fl
     block = times * max(0.0, many - few) / (ROWS * (MANY_BLOCKS - 1))
     column = times * max(0.0, wide - many) / (ROWS * MANY_BLOCKS * MANY_COLUMNS)
     return list(zip(sizes, seconds, strict=False)), block, column
+
+
+def _measure_draft(runner: Runner, sizes: list[int]) -> Points:
+    forward = _draft_forward(runner)
+    runs = [_step(runner, size, forward) for size in sizes]
+    return list(zip(sizes, fastest(runs, REPEATS * AS_OFTEN), strict=True))
 
 
 def _attention(kind: AttentionKind, num_blocks: int, num_columns: int) -> Callable[[], object]:
