@@ -10,12 +10,10 @@ from rich.table import Table
 
 from batchspec.audit.compare import OUTCOMES
 from batchspec.audit.plot import divergences
+from batchspec.terminal import breakable, width_of_words
 
 MOST_ROWS = 12
 """Divergences shown, the violations first."""
-
-WIDEST_WORD = 22
-"""Of a candidate's name; longer ones are folded."""
 
 
 def interval(figure: dict[str, Any], unit: str = "") -> str:
@@ -30,15 +28,6 @@ def interval(figure: dict[str, Any], unit: str = "") -> str:
     if unit == "%":
         return f"{100 * value:.0f}% ({100 * low:.0f}-{100 * high:.0f})"
     return f"{value:.3g} ({low:.2g}-{high:.3g})"
-
-
-def breakable(name: str) -> str:
-    """A candidate's name with spaces where a line may end.
-
-    >>> breakable("openai:http://localhost:8000/v1,model=NAME")
-    'openai: http://localhost:8000/v1, model=NAME'
-    """
-    return name.replace(":", ": ", 1).replace(",", ", ")
 
 
 def shortfall_text(divergence: dict[str, Any]) -> str:
@@ -75,8 +64,7 @@ def _candidates(document: dict[str, Any]) -> Table:
         1,
     )
     names = ["null band" if run["is_null"] else breakable(run["candidate"]) for run in document["runs"]]
-    longest = max((len(word) for name in names for word in name.split()), default=0)
-    table.columns[0].min_width = min(WIDEST_WORD, longest)
+    table.columns[0].min_width = width_of_words(names)
     for name, run in zip(names, document["runs"], strict=True):
         counts, figures = run["counts"], run["figures"]
         style = "dim" if run["is_null"] else "red" if counts["violation"] else None

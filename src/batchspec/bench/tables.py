@@ -12,9 +12,7 @@ from rich.table import Table
 
 from batchspec.bench import cells
 from batchspec.bench.cells import CAPTIONS, DRAFTING, LATENCY, PLACES, SPEED, Row, category_table
-
-WIDEST_WORD = 22
-"""Of a method's name; longer ones are folded."""
+from batchspec.terminal import breakable, width_of_words
 
 
 def caption(document: dict[str, Any], title: str) -> str:
@@ -51,24 +49,17 @@ def _figures(
 def _table(title: str, note: str, heads: list[str], lines: list[list[str]], num_texts: int) -> Table:
     result = Table(title=title, caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     result.collapse_padding = True
-    for place, head in enumerate(map(_breakable, heads)):
+    heads, lines = [breakable(head) for head in heads], [[breakable(line[0]), *line[1:]] for line in lines]
+    for place, head in enumerate(heads):
         is_text = place < num_texts
-        words = [word for text in (head, *(_breakable(line[place]) for line in lines)) for word in text.split()]
-        widest = min(WIDEST_WORD, max(map(len, words), default=1))
         result.add_column(
             escape(head),
             justify="left" if is_text else "right",
             overflow="fold",
             no_wrap=not (is_text or head == PLACES),
-            min_width=widest,
+            min_width=width_of_words([head, *(line[place] for line in lines)]),
         )
-    for line in map(list, lines):
-        line[0] = _breakable(line[0])
+    for line in lines:
         style = "red" if "differs" in line else None
         result.add_row(*map(escape, line), style=style)
     return result
-
-
-def _breakable(name: str) -> str:
-    """A method's name with spaces where a line may end."""
-    return name.replace(",", ", ")
