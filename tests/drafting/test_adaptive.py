@@ -34,7 +34,7 @@ class WhimsicalBudget(FixedBudget):
         self.random = random.Random(seed)
         self.num_learned = 0
 
-    def next_column(self, rows, marks, limits, beside=None):
+    def next_column(self, rows, marks, limits, beside=None, unread=None):
         return [place for place in open_rows(marks, limits) if self.random.random() < 0.7]
 
     def cut(self, rows, marks):

@@ -8,15 +8,11 @@ import torch
 from greedy import greedy
 from scripted_costs import costs_of, rate
 
-from batchspec.drafting.budget import (
-    PROBE_AFTER,
-    PROBE_LAST,
-    AdaptiveBudget,
-    FixedBudget,
-)
+from batchspec.drafting.budget import AdaptiveBudget, FixedBudget
 from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.estimates import Mark
 from batchspec.drafting.outlook import CONFIDENCE, LEVELS
+from batchspec.drafting.patience import PROBE_AFTER, PROBE_LAST
 from batchspec.request import Sequence
 
 
@@ -207,6 +203,36 @@ def test_what_rows_catch_up_on_is_not_charged_to_the_next_draft(monkeypatch):
                 marks[place].append(LEVELS[9])
     assert len(marks[0]) == 2
     assert draft_costs.seconds(2) == pytest.approx(0.01, rel=0.01)
+
+
+def test_all_that_drafting_takes_is_charged_to_it_up_to_the_cut(monkeypatch):
+    """Steps take what was measured; deciding what comes next, and what is kept, takes as long again."""
+    clock = [0.0]
+    monkeypatch.setattr("batchspec.drafting.budget.time.perf_counter", lambda: clock[0])
+    draft_costs = StepCosts([(1, 0.02), (2, 0.02)])
+    budget, rows = AdaptiveBudget(costs_of(0.01), draft_costs), rows_of(2)
+    for _ in range(200):
+        marks = [[], []]
+        while chosen := budget.next_column(rows, marks, [2, 2]):
+            clock[0] += 0.02 if marks[0] else 7.0
+            budget.begin_draft_step(2)
+            clock[0] += 0.02
+            for place in chosen:
+                marks[place].append(LEVELS[9])
+        clock[0] += 0.02
+        cut = budget.cut(rows, marks)
+        clock[0] += 1.0
+        budget.learn(rows, [own[:count] for own, count in zip(marks, cut, strict=True)], cut)
+    assert draft_costs.seconds(2) == pytest.approx(0.04, rel=0.01)
+
+
+@pytest.mark.parametrize(("num_left", "drafts"), [(1000, True), (5, False)])
+def test_a_long_prompt_is_not_read_for_the_few_tokens_that_are_left(adaptive, num_left, drafts):
+    """Reading 400 tokens takes 4 s here, and a round 1 s or more, of which a draft saves half at most."""
+    budget = adaptive(costs_of(0.01), StepCosts([(1, 0.01), (101, 1.01)]))
+    rows = [Sequence("r", greedy(), [1], 1, 1 + num_left)]
+    assert budget.next_column(rows, [[]], [1], unread=[400]) == [0] * drafts
+    assert budget.next_column(rows, [[]], [1], unread=[0]) == [0]
 
 
 def test_a_draft_model_that_does_not_pay_rests_and_is_tried_now_and_then(adaptive):

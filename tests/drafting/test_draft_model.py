@@ -92,6 +92,25 @@ def test_each_step_is_announced_with_its_tokens_and_after_the_prompt_was_read():
     assert begun == [(1, 39, 0), (1, 39, 1), (2, 39, 2), (1, 39, 3)]
 
 
+def test_the_budget_is_told_what_rows_have_to_read_first():
+    """Prompts, and what came while a row was not drafted; a few tokens more of a step are none."""
+    drafter, told = drafter_of(lambda context: 5), []
+
+    class Resting(FixedBudget):
+        def next_column(self, rows, marks, limits, beside=None, unread=None):
+            if unread is None:  # behind a draft's first token
+                return super().next_column(rows, marks, limits)
+            told.append(unread[0])
+            return [] if 2 <= len(told) < 20 else super().next_column(rows, marks, limits)
+
+    drafter.budget = Resting()
+    engine = make_engine(lambda context: 5, drafter, num_speculative_tokens=1)
+    engine.add_request("a", [1] * 40, greedy(max_tokens=30, ignore_eos=True))
+    run_to_end(engine)
+    assert told[:4] == [40, 0, 0, 0]
+    assert told[17:21] == [18, 19, 20, 0]
+
+
 def test_tokens_outside_the_shared_vocabulary_are_never_drafted():
     drafter = DraftModelDrafter(ScriptedRunner(lambda context: VOCAB - 1, 1, 64), VOCAB - 1, VOCAB, draw_coupled)
     engine = make_engine(lambda context: 5, drafter, max_num_seqs=1)
@@ -143,5 +162,5 @@ class LeavingOut(FixedBudget):
     def __init__(self, seed):
         self.random = random.Random(seed)
 
-    def next_column(self, rows, marks, limits, beside=None):
+    def next_column(self, rows, marks, limits, beside=None, unread=None):
         return [place for place in super().next_column(rows, marks, limits) if self.random.random() < 0.5]

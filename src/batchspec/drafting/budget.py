@@ -24,10 +24,8 @@ from batchspec.drafting.costs import StepCosts
 from batchspec.drafting.cut import WANTED, best_cut, blocks_of, doubling, expected_gain, step_seconds
 from batchspec.drafting.estimates import Estimates, Mark, Marks, Trust
 from batchspec.drafting.outlook import CONFIDENCE, LEVELS, Outlook
+from batchspec.drafting.patience import Patience
 from batchspec.request import Sequence
-
-PROBE_AFTER, PROBE_LAST = 32, 512
-"""Rounds without a draft before one is tried all the same. In vain, the next try comes after twice as many."""
 
 TRIED_TOGETHER = 0.25
 """Share of the rows with candidates that have to be due before a step is made dearer for a try."""
@@ -41,15 +39,21 @@ class Budget(Protocol):
         ...
 
     def next_column(
-        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
+        self,
+        rows: Rows[Sequence],
+        marks: Marks,
+        limits: Rows[int],
+        beside: Marks | None = None,
+        unread: Rows[int] | None = None,
     ) -> list[int]:
         """The rows (their places in the batch) for which a draft model computes one more token, in order; none
         ends the drafting. All of them have tokens in every column so far. `beside` are the marks of drafts that
-        other rows, of limit 0, have from elsewhere."""
+        other rows, of limit 0, have from elsewhere; `unread` tokens of each row, its prompt at first, have to be
+        read by the model before a draft's first one."""
         ...
 
     def begin_draft_step(self, num_tokens: int) -> None:
-        """A step of the draft model begins, of so many tokens; it lasts until `next_column` is asked again."""
+        """A step of the draft model begins, of so many tokens; it lasts until the next one does, or the `cut`."""
         ...
 
     def prefers(self, row: Sequence, mark: Mark) -> bool:
@@ -72,7 +76,12 @@ class FixedBudget:
         return [Mark("any", 0, 0.5)] * logits.shape[0]
 
     def next_column(
-        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
+        self,
+        rows: Rows[Sequence],
+        marks: Marks,
+        limits: Rows[int],
+        beside: Marks | None = None,
+        unread: Rows[int] | None = None,
     ) -> list[int]:
         return open_rows(marks, limits)
 
@@ -87,28 +96,6 @@ class FixedBudget:
 
     def learn(self, rows: Rows[Sequence], marks: Marks, num_accepted: Rows[int]) -> None:
         """Nothing is learned."""
-
-
-@dataclass(slots=True)
-class Patience:
-    """Says now and then that it is time for a try."""
-
-    num_idle: int = 0
-    limit: int = PROBE_AFTER
-
-    @property
-    def is_over(self) -> bool:
-        return self.num_idle >= self.limit
-
-    def wait(self) -> None:
-        """One more round without a draft."""
-        self.num_idle += 1
-
-    def try_now(self) -> None:
-        self.num_idle, self.limit = 0, min(2 * self.limit, PROBE_LAST)
-
-    def reset(self) -> None:
-        self.num_idle, self.limit = 0, PROBE_AFTER
 
 
 @dataclass(slots=True)
@@ -136,12 +123,22 @@ class AdaptiveBudget:
         return [LEVELS[level] for level in levels]
 
     def next_column(
-        self, rows: Rows[Sequence], marks: Marks, limits: Rows[int], beside: Marks | None = None
+        self,
+        rows: Rows[Sequence],
+        marks: Marks,
+        limits: Rows[int],
+        beside: Marks | None = None,
+        unread: Rows[int] | None = None,
     ) -> list[int]:
         column, candidates = max(map(len, marks)), open_rows(marks, limits)
         if column:
-            self._learn_of_draft(marks, column)
-        chosen = self._worth_drafting(rows, marks, candidates, column, beside or [()] * len(rows))
+            self._note_outlook(marks, column)
+        else:
+            self._expected = None  # a draft that was cut off
+        nothing: Rows[Mark] = ()
+        chosen = self._worth_drafting(
+            rows, marks, candidates, column, beside or [nothing] * len(rows), unread or [0] * len(rows)
+        )
         if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
@@ -151,7 +148,9 @@ class AdaptiveBudget:
         return chosen
 
     def begin_draft_step(self, num_tokens: int) -> None:
-        # Prompts that rows have to read before are not in it: they are paid for once, whatever is drafted later.
+        # What rows have to read before is not in it: that is paid for once, whatever is drafted later. All else
+        # is, these decisions too.
+        self._end_draft_step()
         if self.draft_costs is not None:
             self._expected = self.draft_costs.seconds(num_tokens)
         self._since = time.perf_counter()
@@ -174,6 +173,7 @@ class AdaptiveBudget:
         for place in self._due(rows, marks, taken):
             taken[place] = 1
         self._is_probing = False
+        self._end_draft_step()
         self._since = time.perf_counter()
         return taken
 
@@ -202,12 +202,19 @@ class AdaptiveBudget:
                 self.estimates.learn(own, accepted, self._of(row)[0])
 
     def _worth_drafting(
-        self, rows: Rows[Sequence], marks: Marks, candidates: list[int], column: int, beside: Marks
+        self,
+        rows: Rows[Sequence],
+        marks: Marks,
+        candidates: list[int],
+        column: int,
+        beside: Marks,
+        unread: Rows[int],
     ) -> list[int]:
         """Those whose next tokens promise more output tokens than are lost in the time of drafting them.
 
         A token that turns out likelier than its `price`, which is what the time of verifying it would yield, gains
-        the difference; others gain nothing, as they are not verified.
+        the difference; others gain nothing, as they are not verified. What a row has to read first is spread over
+        the rounds that it has left.
         """
         if self.draft_costs is None or not candidates:
             return []
@@ -220,17 +227,27 @@ class AdaptiveBudget:
         seconds = step_seconds(self.target_costs, blocks, verified)
         rate = gained / (spent + seconds)
         ahead = {place: self._ahead(rows[place], marks[place], survivals[place]) for place in candidates}
-        order = sorted(candidates, key=lambda place: -expected_gain(ahead[place], 0.0))
+        lost = {
+            place: rate * self._reading(rows[place], unread[place], gained / len(rows)) for place in candidates
+        }
+        order = sorted(candidates, key=lambda place: lost[place] - expected_gain(ahead[place], 0.0))
         most, chosen = (0.0 if column else (WANTED - 1) * gained), order[:0]
         for count in doubling(len(order)):
             first = order[:count]
             more = [own + (place in first) for place, own in enumerate(verified)]
             price = rate * (step_seconds(self.target_costs, blocks, more) - seconds) / count
-            worth = sum(expected_gain(ahead[place], price) for place in first)
+            worth = sum(expected_gain(ahead[place], price) - lost[place] for place in first)
             profit = worth - rate * self.draft_costs.seconds(count)
             if profit > most:
                 most, chosen = profit, first
         return sorted(chosen)
+
+    def _reading(self, row: Sequence, num_unread: int, tokens_per_round: float) -> float:
+        """Seconds for each round that the row has left."""
+        if not num_unread or self.draft_costs is None:
+            return 0.0
+        rounds_left = max(1.0, (row.max_length - len(row.token_ids)) / tokens_per_round)
+        return self.draft_costs.seconds(num_unread) / rounds_left
 
     def _ahead(self, row: Sequence, marks: Rows[Mark], survivals: Rows[float]) -> list[tuple[float, float]]:
         """The survivals that the token behind these may turn out to have, and how likely each is."""
@@ -246,11 +263,13 @@ class AdaptiveBudget:
         widths = [sum(count > column for count in drafted) for column in range(max(drafted, default=0))]
         return sum(map(self.draft_costs.seconds, widths))
 
-    def _learn_of_draft(self, marks: Marks, column: int) -> None:
+    def _note_outlook(self, marks: Marks, column: int) -> None:
         """The last column has just been drafted."""
-        drafted = [own for own in marks if len(own) == column]
-        for own in drafted:
-            self.outlook.note(own[-2] if column > 1 else None, own[-1])
+        for own in marks:
+            if len(own) == column:
+                self.outlook.note(own[-2] if column > 1 else None, own[-1])
+
+    def _end_draft_step(self) -> None:
         if self.draft_costs is not None and self._expected is not None:
             self.draft_costs.correct(self._expected, time.perf_counter() - self._since)
             self._expected = None

@@ -73,7 +73,8 @@ class DraftModelDrafter:
         drafts = torch.zeros(len(rows), 0, dtype=torch.long, device=self.runner.device)
         marks: list[list[Mark]] = [[] for _ in rows]
         probs: list[Tensor] = []
-        drafting = self.budget.next_column(sequences, marks, limits, beside)
+        unread = [self._num_unread(row, sequence) for row, sequence in batch.items()]
+        drafting = self.budget.next_column(sequences, marks, limits, beside, unread)
         pending = [self._pending(row, batch) if place in drafting else [] for place, row in enumerate(rows)]
         num_new = [len(tokens) for tokens in pending]
         inputs = to_device([token for tokens in pending for token in tokens], self.runner.device)
@@ -109,6 +110,11 @@ class DraftModelDrafter:
         if max(missing) >= self.draft_vocab_size:
             return 0
         return max(0, min(limit, self.runner.max_length - len(sequence.token_ids)))
+
+    def _num_unread(self, row: int, sequence: Sequence) -> int:
+        """Tokens that are prefilled before the row can be drafted."""
+        missing = len(sequence.token_ids) - self.lengths[row]
+        return missing if missing > CATCH_UP else 0
 
     def _pending(self, row: int, batch: Mapping[int, Sequence]) -> list[int]:
         """The tokens that the row's next step has to compute."""
