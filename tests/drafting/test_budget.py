@@ -205,7 +205,8 @@ def test_what_rows_catch_up_on_is_not_charged_to_the_next_draft(monkeypatch):
     assert draft_costs.seconds(2) == pytest.approx(0.01, rel=0.01)
 
 
-def test_all_that_drafting_takes_is_charged_to_it_up_to_the_cut(monkeypatch):
+@pytest.mark.parametrize("limit", [1, 2])
+def test_all_that_drafting_takes_is_charged_to_it_up_to_the_cut(monkeypatch, limit):
     """Steps take what was measured; deciding what comes next, and what is kept, takes as long again."""
     clock = [0.0]
     monkeypatch.setattr("batchspec.drafting.budget.time.perf_counter", lambda: clock[0])
@@ -213,7 +214,7 @@ def test_all_that_drafting_takes_is_charged_to_it_up_to_the_cut(monkeypatch):
     budget, rows = AdaptiveBudget(costs_of(0.01), draft_costs), rows_of(2)
     for _ in range(200):
         marks = [[], []]
-        while chosen := budget.next_column(rows, marks, [2, 2]):
+        while chosen := budget.next_column(rows, marks, [limit, limit]):
             clock[0] += 0.02 if marks[0] else 7.0
             budget.begin_draft_step(2)
             clock[0] += 0.02
