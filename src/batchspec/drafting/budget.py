@@ -135,10 +135,8 @@ class AdaptiveBudget:
             self._note_outlook(marks, column)
         else:
             self._expected = None  # a draft that was cut off
-        nothing: Rows[Mark] = ()
-        chosen = self._worth_drafting(
-            rows, marks, candidates, column, beside or [nothing] * len(rows), unread or [0] * len(rows)
-        )
+        nothing, none_unread = [()] * len(rows), [0] * len(rows)
+        chosen = self._worth_drafting(rows, marks, candidates, column, beside or nothing, unread or none_unread)
         if column == 0 and candidates:
             if chosen:
                 self._is_probing = False
