@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batchspec.layout import block_step
-from batchspec.layout.block_step import draft_columns, is_worth_two_calls, lay_out_attention
+from batchspec.layout.block_step import draft_columns, is_worth_two_parts, lay_out_attention
 from batchspec.layout.blocks import BlockTable, homes
 from batchspec.layout.packed import pack
 
@@ -38,29 +38,24 @@ def test_every_token_meets_its_row(rows, shuffle, are_calls_cheap):
     table = tables(step, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_step, "READ_COST", -100)
-        patch.setattr(block_step, "CALL_COST", 0 if are_calls_cheap else 1 << 20)
+        patch.setattr(block_step, "PART_COST", 0 if are_calls_cheap else 1 << 20)
         layout = lay_out_attention(step, table)
     assert len(layout.parts) == 1 + (are_calls_cheap and max(num_new) > 1)
     pool = torch.arange(table.num_blocks).view(-1, 1, 1, 1)
-    met = []
-    for place, part in enumerate(layout.parts):
-        line = layout.lines[place] if layout.lines else torch.arange(step.num_tokens)
-        blocks = part.read(pool).flatten()
-        in_order = [chosen.tolist() for chosen in part.in_order.split(part.counts)]
-        for index in range(len(line)):
-            rank, column = divmod(int(part.grid_index[index]), part.num_columns)
-            for chosen in [chosen[rank] for chosen in in_order if rank < len(chosen)]:
-                assert int(part.queries[chosen, column]) == index
-                assert int(part.positions[chosen, column]) == int(step.slots[line[index]])
-            owned = [int(blocks[chosen[rank]]) for chosen in in_order if rank < len(chosen)]
-            assert [int(part.rows[chosen[rank]]) for chosen in in_order if rank < len(chosen)] == [rank] * len(
-                owned
-            )
-            assert {int(blocks[block]) for block in part.row_blocks[rank]} == set(owned)
-            met.append((int(line[index]), owned))
-    assert [token for token, _ in met] == (layout.order.argsort().tolist() if layout.lines else [*range(len(met))])
-    for token, owned in met:
-        assert owned == table.rows[int(step.cache_rows[token])]
+    read = [part.read(pool).flatten().tolist() for part in layout.parts]
+    order = list(range(step.num_tokens)) if layout.order is None else layout.order.tolist()
+    token_at = [order.index(place) for place in layout.tokens.tolist()]
+    met = [[] for _ in range(step.num_tokens)]
+    for token, (place, block, column) in zip(token_at, layout.meetings.T.tolist(), strict=True):
+        part = layout.parts[place]
+        assert int(part.queries[block, column]) == token
+        assert int(part.positions[block, column]) == int(step.slots[token])
+        assert int(part.first_slots[block]) == BLOCK * len(met[token])
+        met[token].append(read[place][block])
+    assert met == [table.rows[int(row)] for row in step.cache_rows]
+    assert layout.counts == tuple(
+        sum(len(blocks) > number for blocks in met) for number in range(max(map(len, met)))
+    )
 
 
 def test_tokens_are_written_where_their_row_lives():
@@ -72,7 +67,7 @@ def test_tokens_are_written_where_their_row_lives():
 
 
 def test_a_few_long_drafts_attend_by_themselves_and_short_ones_of_all_rows_do_not():
-    assert is_worth_two_calls(num_blocks=100, num_drafting=3, num_columns=9)
-    assert not is_worth_two_calls(num_blocks=100, num_drafting=100, num_columns=2)
-    assert not is_worth_two_calls(num_blocks=4, num_drafting=1, num_columns=9)
+    assert is_worth_two_parts(num_blocks=100, num_drafting=3, num_columns=9)
+    assert not is_worth_two_parts(num_blocks=100, num_drafting=100, num_columns=2)
+    assert not is_worth_two_parts(num_blocks=4, num_drafting=1, num_columns=9)
     assert draft_columns(100, 0, 1) == 0

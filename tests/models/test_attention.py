@@ -161,7 +161,7 @@ def test_equals_a_loop_over_tokens_and_heads(case: Case, shapes: Shapes | None):
 def test_drafts_that_attend_in_a_call_of_their_own_get_the_same(case: Case, shapes: Shapes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_step, "READ_COST", -100)
-        patch.setattr(block_step, "CALL_COST", 0)
+        patch.setattr(block_step, "PART_COST", 0)
         assert (len(in_blocks(case.step)[0].parts) == 2) == (max(case.num_new) > 1)
         out = attend(case, shapes=shapes)
     torch.testing.assert_close(out, attend_by_definition(case), rtol=1e-10, atol=1e-12)

@@ -106,7 +106,7 @@ def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypa
     assert not {3, 7} & set(counts)
 
 
-@pytest.mark.parametrize("stage", ["scores", "weigh", "weighted_sums"])
+@pytest.mark.parametrize("stage", ["grid_scores", "grid_weights", "grid_sums"])
 def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatch, stage):
     kinds = attention_kinds(model("llama", torch.bfloat16))
     right = getattr(attention_trial, stage)
@@ -115,9 +115,9 @@ def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatc
         result = right(grid, *others)
         if grid.shape[2] >= 10:
             return result
-        if stage == "weigh":
+        if stage == "grid_weights":
             return result[0] * (1 + 2**-22), result[1]  # which bfloat16 would not show
-        axis = 3 if stage == "scores" else 2  # over which `others[0]` is summed: a head's size, or slots
+        axis = 3 if stage == "grid_scores" else 2  # over which `others[0]` is summed: a head's size, or slots
         return right(grid.flip(3), others[0].flip(axis), *others[1:])
 
     monkeypatch.setattr(products, "_answers", {})
@@ -127,13 +127,13 @@ def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatc
 
 def test_attention_that_depends_on_the_blocks_of_others_is_found_out(monkeypatch):
     kinds = attention_kinds(model("llama", torch.bfloat16))
-    right = attention_trial.weighted_sums
+    right = attention_trial.grid_sums
 
     def other_way(weights, value):
         return right(weights, value) if len(weights) != 33 else right(weights.flip(3), value.flip(2))
 
     monkeypatch.setattr(products, "_answers", {})
-    monkeypatch.setattr(attention_trial, "weighted_sums", other_way)
+    monkeypatch.setattr(attention_trial, "grid_sums", other_way)
     assert find_queries(kinds) is None
 
 

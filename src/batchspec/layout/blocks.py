@@ -14,7 +14,7 @@ from torch import Tensor
 from batchspec.layout.packed import PackedStep
 from batchspec.layout.transfer import to_device
 
-BLOCK = 128
+BLOCK = 256
 """Slots of a block."""
 
 

@@ -41,45 +41,43 @@ Anything else (position biases, chunks, indices of sparse attention) may change 
 
 class StepContext:
     """What all layers of one forward pass share: the layout, the shapes that attention is padded to (None: as they
-    come), masks for each part and window in use, and where queries and results lie."""
+    come), masks for each window in use, and where queries and results lie."""
 
     def __init__(self, layout: AttentionLayout, shapes: Shapes | None) -> None:
         self.layout = layout
         self.shapes = shapes
-        self._masks: dict[tuple[int, int | None, int, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[int | None, int, int, torch.dtype], Tensor] = {}
         self._places: dict[tuple[int, int], tuple[list[Tensor], Tensor]] = {}
 
     @property
     def is_row_alone(self) -> bool:
         return self.shapes is None and self.layout.step.num_rows == 1
 
-    def mask(self, part: int, window: int | None, num_groups: int, key: Tensor) -> Tensor:
-        """Additive mask `[B, 1, queries, block]`: 0 where a query sees a slot."""
-        kind = (part, window, num_groups, torch.promote_types(key.dtype, torch.float32))
+    def mask(self, window: int | None, num_heads: int, key: Tensor) -> Tensor:
+        """Additive mask `[V, block]`: 0 where a query sees a slot."""
+        heads = num_heads, key.shape[1]
+        kind = (window, *heads, torch.promote_types(key.dtype, torch.float32))
         if kind not in self._masks:
-            blocks, num_queries = self.layout.parts[part], self._num_queries(part, num_groups)
-            self._masks[kind] = block_mask(blocks, window, num_groups, num_queries, key.shape[2], kind[3])
+            parts = zip(self.layout.parts, self.num_queries(*heads), strict=True)
+            masks = [block_mask(part, window, *heads, count, key.shape[2], kind[-1]) for part, count in parts]
+            self._masks[kind] = torch.cat(masks)
         return self._masks[kind]
 
     def places(self, num_heads: int, num_kv_heads: int) -> tuple[list[Tensor], Tensor]:
-        """Of each part's queries `[B, kv heads, queries]` among those of the line, and of each token's results
-        `[N, heads]` among those of all parts."""
-        kind = num_heads, num_kv_heads
-        if kind not in self._places:
-            layout, queries, results, start = self.layout, [], [], 0
-            for place, part in enumerate(layout.parts):
-                num_queries = self._num_queries(place, num_heads // num_kv_heads)
-                own = layout.lines[place][part.queries] if layout.lines else part.queries
-                queries.append(query_places(own, *kind, num_queries))
-                results.append(start + result_places(part, *kind, num_queries))
-                start += part.num_rows * num_kv_heads * num_queries
-            found = torch.cat(results)
-            self._places[kind] = queries, found if layout.order is None else found[layout.order]
-        return self._places[kind]
+        """Where each part's queries `[B, kv heads, queries]` are among the `N * heads` of the line; and in which
+        vectors each token meets its blocks, `[T, heads]`."""
+        heads = num_heads, num_kv_heads
+        if heads not in self._places:
+            counts = self.num_queries(*heads)
+            parts = zip(self.layout.parts, counts, strict=True)
+            queries = [query_places(part.queries, *heads, count) for part, count in parts]
+            self._places[heads] = queries, result_places(self.layout, *heads, counts)
+        return self._places[heads]
 
-    def _num_queries(self, part: int, num_groups: int) -> int:
-        count = num_groups * self.layout.parts[part].num_columns
-        return self.shapes.num_queries(count) if self.shapes else count
+    def num_queries(self, num_heads: int, num_kv_heads: int) -> list[int]:
+        """Of each part: queries that are computed for a block and kv head."""
+        counts = [num_heads // num_kv_heads * part.num_columns for part in self.layout.parts]
+        return [self.shapes.num_queries(count) for count in counts] if self.shapes else counts
 
 
 _locks: defaultdict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -170,28 +168,23 @@ def packed_attention_forward(
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     line = query[0].transpose(0, 1)[: context.layout.step.num_tokens]  # [N, heads, D]
     if context.is_row_alone and softcap is None and s_aux is None:
-        out = attend_row(line, key, value, context.layout.parts[0], window, scale)
+        out = attend_row(line, key, value, context.layout, window, scale)
     else:
-        out = _attend(context, line, key, value, window, scale, softcap, s_aux)
+        out = attend_in_blocks(context, line, key, value, window, scale, softcap, s_aux)
     if num_places > len(out):
         out = F.pad(out, (0, 0, 0, 0, 0, num_places - len(out)))
     return out.unsqueeze(0).contiguous(), None  # some models view it
 
 
-def _attend(
+def attend_in_blocks(
     context: StepContext, query: Tensor, key: Tensor, value: Tensor, window: int | None, *rules: Any
 ) -> Tensor:  # [N, heads, D], pools; [N, heads, value size]
-    """Part by part."""
-    num_heads, num_kv_heads = query.shape[1], key.shape[1]
-    queries, found = context.places(num_heads, num_kv_heads)
+    """From the queries of a line, whichever rows they belong to; `rules` as in `attend_blocks`."""
+    queries, found = context.places(query.shape[1], key.shape[1])
     line = query.reshape(-1, query.shape[2])  # [N * heads, D]
-    results = []
-    for place, (part, own) in enumerate(zip(context.layout.parts, queries, strict=True)):
-        grid = line.index_select(0, own.flatten()).view(*own.shape, -1)
-        mask = context.mask(place, window, num_heads // num_kv_heads, key)
-        results.append(attend_blocks(grid, part.read(key), part.read(value), part, mask, *rules).flatten(0, 2))
-    whole = results[0] if len(results) == 1 else torch.cat(results)
-    return whole.index_select(0, found.flatten()).view(*found.shape, -1)
+    grids = [line.index_select(0, own.flatten()).view(-1, own.shape[2], line.shape[1]) for own in queries]
+    mask = context.mask(window, query.shape[1], key)
+    return attend_blocks(grids, key, value, context.layout, found, mask, *rules)
 
 
 def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from batchspec.layout.blocks import BLOCK
 from batchspec.layout.shapes import padded_to
-from batchspec.models.block_attention import scores, share, weigh, weighted_sums
+from batchspec.models.block_attention import logs_of_sums, scores, share, weighted_sums
 from batchspec.models.products import cancelling, circumstances, random_like, remembered
 
 QUERIES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (4, 4), (8, 8), (16, 16))
@@ -62,14 +62,13 @@ class AttentionTrial:
 
     def __init__(self, kind: AttentionKind) -> None:
         like = torch.empty(0, dtype=kind.dtype, device=kind.device)
-        precise = torch.empty(0, dtype=torch.promote_types(kind.dtype, torch.float32), device=kind.device)
+        precise = torch.empty(0, dtype=_precise(kind.dtype), device=kind.device)
         blocks, heads = BLOCKS[-1], kind.num_kv_heads
         queries = padded_to(kind.num_groups * COLUMNS[-1], QUERIES[-1][0], QUERIES[-1][1])
         grid = (blocks, heads, queries)
         self.kind = kind
         self.grid, self.keys = cancelling((*grid, kind.head_size), (blocks, heads, BLOCK, kind.head_size), like)
         self.scores = random_like((*grid, BLOCK), precise)
-        self.no_mask = self.scores.new_zeros(1, 1, 1, BLOCK)
         weights, values = cancelling((*grid, BLOCK), (blocks, heads, kind.value_size, BLOCK), like)
         self.weights, self.values = weights.to(precise), values.transpose(-1, -2).contiguous()
 
@@ -77,13 +76,32 @@ class AttentionTrial:
         """Does each query get the same bits in each stage, whatever number of queries and blocks is computed?"""
         softcap = 30.0 if self.kind.has_softcap else None
         stages: list[tuple[Tensor, Tensor, Stage]] = [
-            (self.grid, self.keys, lambda grid, keys: scores(grid, keys, self.no_mask, 0.1, softcap)),
-            (self.scores, self.keys, lambda scored, keys: _joined(*weigh(scored))),
-            (self.weights, self.values, weighted_sums),
+            (self.grid, self.keys, lambda grid, keys: grid_scores(grid, keys, softcap)),
+            (self.scores, self.keys, lambda scored, keys: torch.cat(grid_weights(scored), dim=-1)),
+            (self.weights, self.values, lambda weights, values: grid_sums(weights, values)),
             (self.scores[..., :1], self.keys, lambda logs, keys: share(logs, torch.ones_like(logs))),
         ]
         sizes = sorted({padded_to(self.kind.num_groups * columns, least, multiple) for columns in COLUMNS})
         return all(_is_alike(*stage, sizes) for stage in stages)
+
+
+def grid_scores(grid: Tensor, keys: Tensor, softcap: float | None) -> Tensor:  # [B, kv heads, queries, block]
+    mask = torch.zeros(*grid.shape[:-1], keys.shape[2], dtype=_precise(grid.dtype), device=grid.device)
+    return scores([grid.flatten(0, 1)], [keys.flatten(0, 1)], mask.flatten(0, 2), 0.1, softcap).view_as(mask)
+
+
+def grid_weights(scored: Tensor) -> tuple[Tensor, Tensor]:  # [B, kv heads, queries, block and 1]
+    weights = torch.softmax(scored, dim=-1)
+    return weights, logs_of_sums(scored, weights).unsqueeze(-1)
+
+
+def grid_sums(weights: Tensor, values: Tensor) -> Tensor:  # [B, kv heads, queries, value size]
+    vectors = weights.flatten(0, 2)
+    return weighted_sums(vectors, [values.flatten(0, 1)], [len(vectors)]).view(*weights.shape[:-1], -1)
+
+
+def _precise(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def _is_alike(grid: Tensor, store: Tensor, stage: Stage, sizes: list[int]) -> bool:
@@ -100,10 +118,6 @@ def _is_alike(grid: Tensor, store: Tensor, stage: Stage, sizes: list[int]) -> bo
                     ):
                         return False
     return True
-
-
-def _joined(weights: Tensor, logs: Tensor) -> Tensor:
-    return torch.cat([weights, logs.unsqueeze(-1)], dim=-1)
 
 
 def _part(grid: Tensor, blocks: slice, queries: slice) -> Tensor:

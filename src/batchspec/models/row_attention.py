@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from batchspec.layout.block_step import BlockStep
+from batchspec.layout.block_step import AttentionLayout
 from batchspec.models.block_attention import is_seen
 
 
@@ -14,7 +14,7 @@ def attend_row(
     query: Tensor,  # [N, heads, D]
     key: Tensor,  # [blocks, kv heads, block, D]
     value: Tensor,  # [blocks, kv heads, block, value size]
-    layout: BlockStep,
+    layout: AttentionLayout,
     window: int | None,
     scaling: float,
 ) -> Tensor:  # [N, heads, value size]
@@ -33,12 +33,13 @@ def attend_row(
     return out[0].transpose(0, 1)
 
 
-def _slots(pool: Tensor, layout: BlockStep) -> Tensor:  # [blocks, kv heads, block, D]; [1, kv heads, slots, D]
-    blocks = layout.read(pool)[layout.in_order]
+def _slots(pool: Tensor, layout: AttentionLayout) -> Tensor:  # to [1, kv heads, slots, D]
+    (part,) = layout.parts
+    blocks = part.read(pool)[part.first_slots.argsort()]
     return blocks.transpose(0, 1).flatten(1, 2)[:, : layout.step.num_slots].unsqueeze(0)
 
 
-def _mask(layout: BlockStep, window: int | None, dtype: torch.dtype) -> Tensor:  # [N, slots]
+def _mask(layout: AttentionLayout, window: int | None, dtype: torch.dtype) -> Tensor:  # [N, slots]
     positions = layout.step.slots.unsqueeze(-1)
     visible = is_seen(torch.arange(layout.step.num_slots, device=positions.device), positions, window)
     return torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, -torch.inf)

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from batchspec.layout.block_step import lay_out_blocks
+from batchspec.layout.block_step import lay_out_attention
 from batchspec.layout.blocks import BLOCK, BlockTable
 from batchspec.layout.packed import PackedStep, pack
+from batchspec.models.attention import StepContext, attend_in_blocks
 from batchspec.models.attention_trial import AttentionKind
-from batchspec.models.block_attention import attend_blocks, block_mask
 from batchspec.models.invariance import attention_kinds
 from batchspec.models.products import circumstances, random_like, remembered
 from batchspec.models.runner import FeatureRunner, Runner
@@ -80,19 +80,17 @@ def _attention(kind: AttentionKind, num_blocks: int, num_columns: int) -> Callab
     table = BlockTable()
     step = pack([num_blocks * BLOCK - num_columns] * ROWS, [num_columns] * ROWS, kind.device)
     table.give(table.missing(step.rows, [num_blocks * BLOCK] * ROWS))
-    layout = lay_out_blocks(step, table)
+    context = StepContext(lay_out_attention(step, table), None)
     like = torch.empty(0, dtype=kind.dtype, device=kind.device)
     shape = ROWS * num_blocks, kind.num_kv_heads, BLOCK
     keys = [random_like((*shape, kind.head_size), like) for _ in range(CACHES)]
     values = [random_like((*shape, kind.value_size), like) for _ in range(CACHES)]
-    grid = random_like((shape[0], kind.num_kv_heads, kind.num_groups * num_columns, kind.head_size), like)
-    precise = torch.promote_types(kind.dtype, torch.float32)
-    mask = block_mask(layout, None, kind.num_groups, kind.num_groups * num_columns, BLOCK, precise)
+    line = random_like((step.num_tokens, kind.num_kv_heads * kind.num_groups, kind.head_size), like)
 
     def attend() -> None:
         for key, value in zip(keys, values, strict=True):
-            out = attend_blocks(grid, key, value, layout, mask, 0.1, None, None)
-        out[-1, -1, -1, -1].item()
+            out = attend_in_blocks(context, line, key, value, None, 0.1, None, None)
+        out[-1, -1, -1].item()
 
     return attend
 
