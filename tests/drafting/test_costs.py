@@ -28,4 +28,12 @@ def test_steps_that_are_seen_correct_all_sizes():
 def test_an_accident_counts_little():
     costs = StepCosts([(1, 0.01), (11, 0.02)])
     costs.correct(costs.seconds(1), 60.0)
-    assert costs.seconds(1) < 0.011
+    assert costs.seconds(1) < 0.012
+
+
+def test_slow_steps_count_as_long_as_they_take():
+    costs = StepCosts([(1, 0.01)])
+    for _ in range(200):
+        for seconds in (0.01, 0.01, 0.01, 0.03):
+            costs.correct(costs.seconds(1), seconds)
+    assert costs.seconds(1) == pytest.approx(0.015, rel=0.06)

@@ -10,7 +10,7 @@ SMOOTHING = 0.05
 """What one more measurement counts for in the correction."""
 
 MOST_OFF = 4.0
-"""Measurements that are off by more than this factor are accidents (prompts, pauses), and count as this."""
+"""Measurements that took longer by more than this factor are accidents (prompts, pauses), and count as this."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,9 @@ class StepCosts:
         return self.correction * self.column_seconds
 
     def correct(self, expected: float, seconds: float) -> None:
-        """A step that was to take `expected` seconds was seen to take so long."""
-        self.correction *= min(MOST_OFF, max(1 / MOST_OFF, seconds / expected)) ** SMOOTHING
+        """A step that was to take `expected` seconds was seen to take so long. Seconds are averaged, not their
+        logarithms: a slow step now and then is paid for, too."""
+        self.correction *= 1 + SMOOTHING * (min(MOST_OFF, seconds / expected) - 1)
 
     def _at(self, num_tokens: int) -> float:
         if len(self.points) == 1:
