@@ -13,7 +13,7 @@ WORKLOAD = Workload([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]] * 3, [""] * 12, max_
 def stats_at(acceptance: float, batch_size: int = 4):
     engine = new_llm("ngram", max_num_seqs=batch_size, numerics="fast").engine
     accept_by_coin(engine, acceptance)
-    answers, stats = answer_by_engine(engine, WORKLOAD)
+    answers, stats, _ = answer_by_engine(engine, WORKLOAD)
     assert [len(answer.token_ids) for answer in answers] == [100] * 12
     return stats
 

@@ -14,6 +14,7 @@ from batchspec.bench.page import html_page
 from batchspec.bench.run import Answer, Run, digest, make_run, runs_of
 from batchspec.bench.summary import summarise
 from batchspec.bench.tables import tables
+from batchspec.drafting.costs import StepCosts
 from batchspec.provenance import provenance
 from batchspec.stats import EngineStats
 
@@ -26,7 +27,7 @@ def run_of(method="none", seconds=2.0, repeat=0, batch_size=2, texts=TEXTS, stat
     answers = [Answer(tokens, 0.5, 0.5 + len(tokens) - 1) for tokens in texts]
     if method != "transformers":
         stats = stats or EngineStats(num_steps=4, num_row_rounds=8, num_rounds=6)
-    return make_run(method, batch_size, repeat, seconds, answers, 1 << 20, stats)
+    return make_run(method, batch_size, repeat, seconds, 1 << 20, answers, stats, [StepCosts([(1, 0.5)])])
 
 
 def summary_of(*runs, baseline="none", is_checked=True):

@@ -93,11 +93,11 @@ def test_tampered_answers_get_no_speedup_and_exit_code_1(common, tmp_path, capsy
     answer = engines.answer_by_engine
 
     def tampered(engine, workload):
-        answers, stats = answer(engine, workload)
+        answers, *others = answer(engine, workload)
         if engine.config.num_speculative_tokens:
             wrong = [*answers[2].token_ids[:-1], 7]
             answers[2] = Answer(wrong, answers[2].first_token_seconds, answers[2].seconds)
-        return answers, stats
+        return answers, *others
 
     monkeypatch.setattr(engines, "answer_by_engine", tampered)
     assert bench(*common, "--methods", "none,ngram", "--batch-sizes", 4) == 1

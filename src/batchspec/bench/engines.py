@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,6 +15,8 @@ from batchspec.bench.acceptance import accept_by_coin
 from batchspec.bench.methods import ASSISTED, BATCHED, Method
 from batchspec.bench.run import Answer
 from batchspec.bench.workload import Workload
+from batchspec.drafting.budget import AdaptiveBudget, Budget
+from batchspec.drafting.costs import StepCosts
 from batchspec.engine import Engine as OurEngine
 from batchspec.llm import LLM
 from batchspec.models.pairing import check_can_assist, load_draft_model
@@ -22,8 +24,15 @@ from batchspec.models.prepacking import prepack, prepacked_copy, unpacked_copy
 from batchspec.models.reference import forget_generation_settings, generate_assisted, generate_batch
 from batchspec.stats import EngineStats
 
-Outcome = tuple[list[Answer], EngineStats | None]
-"""Answers in the order of the prompts, and what the engine counted, if it is ours."""
+
+class Outcome(NamedTuple):
+    answers: list[Answer]
+    """In the order of the prompts."""
+    stats: EngineStats | None = None
+    """What the engine counted, if it is ours."""
+    step_costs: Sequence[StepCosts] = ()
+    """Of the target and of the draft model, as far as the choice of drafts hung on them."""
+
 
 Engine = Callable[[Workload], Outcome]
 
@@ -117,7 +126,15 @@ def answer_by_engine(engine: OurEngine, workload: Workload) -> Outcome:
             first.setdefault(place, now - begun[place])
             if output.finished:
                 answers[place] = Answer(output.outputs[0].token_ids, first[place], now - begun[place])
-    return [answers[place] for place in range(len(answers))], engine.stats
+    in_order = [answers[place] for place in range(len(answers))]
+    return Outcome(in_order, engine.stats, known_costs(engine.drafter.budget))
+
+
+def known_costs(budget: Budget) -> list[StepCosts]:
+    """As they are now: they go on being corrected."""
+    if not isinstance(budget, AdaptiveBudget):
+        return []
+    return [replace(costs) for costs in (budget.target_costs, budget.draft_costs) if costs is not None]
 
 
 def _answer_by_batches(models: Models, batch_size: int, workload: Workload) -> Outcome:
@@ -136,7 +153,7 @@ def _answer_by_batches(models: Models, batch_size: int, workload: Workload) -> O
             watch.note,
         )
         answers += watch.answers(outputs)
-    return answers, None
+    return Outcome(answers)
 
 
 def _answer_one_by_one(models: Models, settings: dict[str, Any], workload: Workload) -> Outcome:
@@ -155,7 +172,7 @@ def _answer_one_by_one(models: Models, settings: dict[str, Any], workload: Workl
             **settings,
         )
         answers += watch.answers([output])
-    return answers, None
+    return Outcome(answers)
 
 
 class _Watch:

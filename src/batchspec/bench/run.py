@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from batchspec.drafting.costs import StepCosts
 from batchspec.stats import EngineStats
 
 
@@ -59,6 +60,9 @@ class Run:
     peak_memory: int | None
     """Bytes; None where the system does not tell."""
     drafting: Drafting | None
+    step_costs: list[StepCosts]
+    """What a step was held to cost at the run's end: of the target, and of the draft model if there is one; empty
+    where drafts are not chosen by it."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -106,9 +110,10 @@ def make_run(
     batch_size: int,
     repeat: int,
     seconds: float,
-    answers: list[Answer],
     peak_memory: int | None,
-    stats: EngineStats | None,
+    answers: list[Answer],
+    stats: EngineStats | None = None,
+    step_costs: Sequence[StepCosts] = (),
 ) -> Run:
     """The same for every method, so that all count tokens and time alike."""
     return Run(
@@ -122,6 +127,7 @@ def make_run(
         latencies=[answer.seconds for answer in answers],
         peak_memory=peak_memory,
         drafting=None if stats is None else Drafting.of(stats),
+        step_costs=list(step_costs),
     )
 
 
@@ -132,7 +138,14 @@ def runs_of(document: dict[str, Any]) -> list[Run]:
         KeyError or TypeError: it is none of `batchspec bench`.
     """
     runs = [{entry.name: row[entry.name] for entry in fields(Run)} for row in document["runs"]]
-    return [Run(**row | {"drafting": row["drafting"] and Drafting(**row["drafting"])}) for row in runs]
+    return [
+        Run(
+            **row
+            | {"drafting": row["drafting"] and Drafting(**row["drafting"])}
+            | {"step_costs": [StepCosts(**costs) for costs in row["step_costs"]]}
+        )
+        for row in runs
+    ]
 
 
 def digest(token_ids: list[int]) -> str:

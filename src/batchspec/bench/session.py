@@ -54,6 +54,6 @@ def _run(engine: Engine, name: str, batch_size: int, repeat: int, workload: Work
     gc.collect()
     start_peak(device)
     start = time.perf_counter()
-    answers, stats = engine(workload)
+    outcome = engine(workload)
     seconds = time.perf_counter() - start
-    return make_run(name, batch_size, repeat, seconds, answers, peak(device), stats)
+    return make_run(name, batch_size, repeat, seconds, peak(device), *outcome)
