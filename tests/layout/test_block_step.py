@@ -29,7 +29,7 @@ def tables(step, order):
 
 @given(rows, st.randoms(use_true_random=False), st.booleans())
 @settings(max_examples=150, deadline=None)
-def test_every_token_meets_its_row(rows, shuffle, are_calls_cheap):
+def test_every_token_meets_its_row(rows, shuffle, are_parts_cheap):
     lengths, num_new = map(list, zip(*rows, strict=True))
     numbers = shuffle.sample(range(20), len(rows))
     step = pack(lengths, num_new, rows=numbers)
@@ -38,9 +38,9 @@ def test_every_token_meets_its_row(rows, shuffle, are_calls_cheap):
     table = tables(step, order)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_step, "READ_COST", -100)
-        patch.setattr(block_step, "PART_COST", 0 if are_calls_cheap else 1 << 20)
+        patch.setattr(block_step, "PART_COST", 0 if are_parts_cheap else 1 << 20)
         layout = lay_out_attention(step, table)
-    assert len(layout.parts) == 1 + (are_calls_cheap and max(num_new) > 1)
+    assert len(layout.parts) == 1 + (are_parts_cheap and max(num_new) > 1)
     pool = torch.arange(table.num_blocks).view(-1, 1, 1, 1)
     read = [part.read(pool).flatten().tolist() for part in layout.parts]
     order = list(range(step.num_tokens)) if layout.order is None else layout.order.tolist()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,7 +158,7 @@ def test_equals_a_loop_over_tokens_and_heads(case: Case, shapes: Shapes | None):
 
 @given(cases(), st.sampled_from([Shapes((), 1, 1), Shapes((), 5, 4)]))
 @settings(max_examples=60, deadline=None)
-def test_drafts_that_attend_in_a_call_of_their_own_get_the_same(case: Case, shapes: Shapes):
+def test_drafts_that_are_a_part_of_their_own_get_the_same(case: Case, shapes: Shapes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_step, "READ_COST", -100)
         patch.setattr(block_step, "PART_COST", 0)
@@ -193,6 +193,22 @@ VARIANTS = {
     "softcap": Case([5, 0, 9], [3, 1, 2], softcap=2.0),
     "sinks": Case([5, 0, 9], [3, 1, 2], has_sinks=True),
 }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)
+def test_a_part_of_their_own_changes_no_bit_of_drafts(case: Case, dtype: torch.dtype, monkeypatch):
+    query, key, value, sinks = (
+        None if tensor is None else tensor.to(dtype)
+        for tensor in replace(case, key_size=8, value_size=8).tensors()
+    )
+    rules = {"s_aux": sinks, "sliding_window": case.window, "softcap": case.softcap, "shapes": Shapes((), 16, 16)}
+    monkeypatch.setattr(block_step, "READ_COST", 0)
+    outs = []
+    for cost in (1 << 20, -1):
+        monkeypatch.setattr(block_step, "PART_COST", cost)
+        outs.append(call(case.step, query, key, value, **rules))
+    assert torch.equal(*outs)
 
 
 @pytest.mark.parametrize("case", VARIANTS.values(), ids=VARIANTS)

@@ -116,13 +116,27 @@ def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatc
         if grid.shape[2] >= 10:
             return result
         if stage == "grid_weights":
-            return result[0] * (1 + 2**-22), result[1]  # which bfloat16 would not show
+            return result * (1 + 2**-22)  # which bfloat16 would not show
         axis = 3 if stage == "grid_scores" else 2  # over which `others[0]` is summed: a head's size, or slots
         return right(grid.flip(3), others[0].flip(axis), *others[1:])
 
     monkeypatch.setattr(products, "_answers", {})
     monkeypatch.setattr(attention_trial, stage, other_way)
     assert max(find_queries(kinds)) == 16
+
+
+def test_attention_that_depends_on_the_place_of_a_query_is_found_out(monkeypatch):
+    kinds = attention_kinds(model("llama", torch.bfloat16))
+    right = attention_trial.grid_sums
+
+    def other_way(weights, values):
+        sums = right(weights, values)
+        sums[:, :, ::2] = right(weights.flip(3), values.flip(2))[:, :, ::2]
+        return sums
+
+    monkeypatch.setattr(products, "_answers", {})
+    monkeypatch.setattr(attention_trial, "grid_sums", other_way)
+    assert find_queries(kinds) is None
 
 
 def test_attention_that_depends_on_the_blocks_of_others_is_found_out(monkeypatch):

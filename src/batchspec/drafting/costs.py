@@ -9,8 +9,8 @@ from dataclasses import dataclass
 SMOOTHING = 0.05
 """What one more measurement counts for in the correction."""
 
-MOST_OFF = 4.0
-"""Measurements that took longer by more than this factor are accidents (prompts, pauses), and count as this."""
+MOST_OFF = 3.0
+"""A step that took longer by more than this factor was stopped by something else, and counts as this."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ class Shapes:
     token_counts: tuple[int, ...]
     """Tokens of a step, rising: sizes at which all matrix products give a token the same bits, at every place."""
     min_queries: int
-    """Queries for each row and kv head, at least (fewer are computed by other code)."""
+    """Queries for each block and kv head, at least (fewer are computed by other code)."""
     query_multiple: int
     """And a multiple of this many."""
 
@@ -36,7 +36,7 @@ class Shapes:
         return self.token_counts[place]
 
     def num_queries(self, count: int) -> int:
-        """Queries that so many of a row and kv head are padded to."""
+        """Queries that so many of a block and kv head are padded to."""
         return padded_to(count, self.min_queries, self.query_multiple)
 
 

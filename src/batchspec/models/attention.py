@@ -46,21 +46,23 @@ class StepContext:
     def __init__(self, layout: AttentionLayout, shapes: Shapes | None) -> None:
         self.layout = layout
         self.shapes = shapes
-        self._masks: dict[tuple[int | None, int, int, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[int | None, tuple[int, int], torch.dtype], list[Tensor]] = {}
         self._places: dict[tuple[int, int], tuple[list[Tensor], Tensor]] = {}
 
     @property
     def is_row_alone(self) -> bool:
         return self.shapes is None and self.layout.step.num_rows == 1
 
-    def mask(self, window: int | None, num_heads: int, key: Tensor) -> Tensor:
-        """Additive mask `[V, block]`: 0 where a query sees a slot."""
-        heads = num_heads, key.shape[1]
-        kind = (window, *heads, torch.promote_types(key.dtype, torch.float32))
+    def masks(self, window: int | None, num_heads: int, key: Tensor) -> list[Tensor]:
+        """Additive masks of the parts, `[B, 1, queries, block]`: 0 where a query sees a slot."""
+        heads, dtype = (num_heads, key.shape[1]), torch.promote_types(key.dtype, torch.float32)
+        kind = window, heads, dtype
         if kind not in self._masks:
+            num_groups = num_heads // key.shape[1]
             parts = zip(self.layout.parts, self.num_queries(*heads), strict=True)
-            masks = [block_mask(part, window, *heads, count, key.shape[2], kind[-1]) for part, count in parts]
-            self._masks[kind] = torch.cat(masks)
+            self._masks[kind] = [
+                block_mask(part, window, num_groups, count, key.shape[2], dtype) for part, count in parts
+            ]
         return self._masks[kind]
 
     def places(self, num_heads: int, num_kv_heads: int) -> tuple[list[Tensor], Tensor]:
@@ -183,8 +185,8 @@ def attend_in_blocks(
     queries, found = context.places(query.shape[1], key.shape[1])
     line = query.reshape(-1, query.shape[2])  # [N * heads, D]
     grids = [line.index_select(0, own.flatten()).view(-1, own.shape[2], line.shape[1]) for own in queries]
-    mask = context.mask(window, query.shape[1], key)
-    return attend_blocks(grids, key, value, context.layout, found, mask, *rules)
+    masks = context.masks(window, query.shape[1], key)
+    return attend_blocks(grids, key, value, context.layout, found, masks, *rules)
 
 
 def _refuse_other_rules(module: nn.Module, attention_mask: Tensor | None, arguments: dict[str, Any]) -> None:

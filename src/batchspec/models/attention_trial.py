@@ -18,12 +18,12 @@ from batchspec.models.block_attention import logs_of_sums, scores, share, weight
 from batchspec.models.products import cancelling, circumstances, random_like, remembered
 
 QUERIES = ((1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (4, 4), (8, 8), (16, 16))
-"""Least numbers of queries of a row and kv head, and what they are a multiple of, from the cheapest on."""
+"""Least numbers of queries of a block and kv head, and what they are a multiple of, from the cheapest on."""
 
-COLUMNS = (1, 2, 3, 5, 9, 17)
-"""Numbers of tokens that a row adds."""
+COLUMNS = (1, 2, 3, 4, 5, 8, 9, 16, 17)
+"""Numbers of tokens that a row adds: drafts with the newest token, and without."""
 
-BLOCKS = (1, 2, 3, 8, 33, 100)
+BLOCKS = (1, 2, 3, 8, 33, 50)
 """Numbers of blocks in a step."""
 
 
@@ -77,8 +77,8 @@ class AttentionTrial:
         softcap = 30.0 if self.kind.has_softcap else None
         stages: list[tuple[Tensor, Tensor, Stage]] = [
             (self.grid, self.keys, lambda grid, keys: grid_scores(grid, keys, softcap)),
-            (self.scores, self.keys, lambda scored, keys: torch.cat(grid_weights(scored), dim=-1)),
-            (self.weights, self.values, lambda weights, values: grid_sums(weights, values)),
+            (self.scores, self.keys, grid_weights),
+            (self.weights, self.values, grid_sums),
             (self.scores[..., :1], self.keys, lambda logs, keys: share(logs, torch.ones_like(logs))),
         ]
         sizes = sorted({padded_to(self.kind.num_groups * columns, least, multiple) for columns in COLUMNS})
@@ -86,13 +86,15 @@ class AttentionTrial:
 
 
 def grid_scores(grid: Tensor, keys: Tensor, softcap: float | None) -> Tensor:  # [B, kv heads, queries, block]
-    mask = torch.zeros(*grid.shape[:-1], keys.shape[2], dtype=_precise(grid.dtype), device=grid.device)
-    return scores([grid.flatten(0, 1)], [keys.flatten(0, 1)], mask.flatten(0, 2), 0.1, softcap).view_as(mask)
+    shape = len(grid), 1, grid.shape[2], keys.shape[2]
+    mask = torch.zeros(shape, dtype=_precise(grid.dtype), device=grid.device)
+    scored = scores([grid.flatten(0, 1)], [keys.flatten(0, 1)], [mask], 0.1, softcap)
+    return scored.view(*grid.shape[:-1], -1)
 
 
-def grid_weights(scored: Tensor) -> tuple[Tensor, Tensor]:  # [B, kv heads, queries, block and 1]
+def grid_weights(scored: Tensor, keys: Tensor) -> Tensor:  # [B, kv heads, queries, block + 1], with their logs
     weights = torch.softmax(scored, dim=-1)
-    return weights, logs_of_sums(scored, weights).unsqueeze(-1)
+    return torch.cat([weights, logs_of_sums(scored, weights).unsqueeze(-1)], dim=-1)
 
 
 def grid_sums(weights: Tensor, values: Tensor) -> Tensor:  # [B, kv heads, queries, value size]
@@ -105,13 +107,14 @@ def _precise(dtype: torch.dtype) -> torch.dtype:
 
 
 def _is_alike(grid: Tensor, store: Tensor, stage: Stage, sizes: list[int]) -> bool:
-    """`grid` `[blocks, kv heads, queries, size]`; each query is computed in steps of all sizes, at both ends."""
+    """`grid` `[blocks, kv heads, queries, size]`; each query is computed in steps of all sizes, at both ends, and
+    one place further on, as those of a draft are when they are a part of their own."""
     whole = stage(_part(grid, slice(None), slice(sizes[-1])), store)
     for count in BLOCKS:
         for first in {0, BLOCKS[-1] - count}:
             blocks = slice(first, first + count)
             for size in sizes:
-                for start in {0, sizes[-1] - size}:
+                for start in {0, min(1, sizes[-1] - size), sizes[-1] - size}:
                     queries = slice(start, start + size)
                     if not torch.equal(
                         stage(_part(grid, blocks, queries), store[blocks]), whole[blocks, :, queries]

@@ -5,13 +5,15 @@ have one shape, whatever the length of the row and of those beside it. Then each
 its row gave, the first one first. So a query's result depends neither on other rows nor on how much of the cache
 is read: what lies behind its position has a weight of exactly 0.
 
-A *vector* is one query of one block by one head. Those of a block and kv head stand together, as do those of a
-part of the step. Only products are computed part by part.
+A *vector* is one query of one block by one head, or a place where one is computed for nothing; a step has `V`.
+Those of a block and kv head stand together, as do those of a part of the step. Where blocks are read, parts are
+computed one by one; all else is done at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,7 +33,7 @@ def attend_blocks(
     value: Tensor,  # [blocks, kv heads, block, value size]
     layout: AttentionLayout,
     found: Tensor,  # [T, heads]
-    mask: Tensor,  # [V, block], additive, float32 at least
+    masks: Sequence[Tensor],  # of each part [B, 1, queries, block], additive, float32 at least
     scaling: float,
     softcap: float | None,
     sinks: Tensor | None,  # [heads]
@@ -39,7 +41,7 @@ def attend_blocks(
     """For queries that `query_places` has laid out; `result_places` has found where each token meets a block."""
     keys = [part.read(key).flatten(0, 1) for part in layout.parts]
     values = [part.read(value).flatten(0, 1) for part in layout.parts]
-    scored = scores(grids, keys, mask, scaling, softcap)
+    scored = scores(grids, keys, masks, scaling, softcap)
     weights = torch.softmax(scored, dim=-1)
     index, shape = found.flatten(), (*found.shape, value.shape[-1])
     sizes = [grid.shape[0] * grid.shape[1] for grid in grids]
@@ -85,7 +87,7 @@ def result_places(
     sizes = [
         len(part.queries) * num_kv_heads * count for part, count in zip(layout.parts, num_queries, strict=True)
     ]
-    starts = [sum(sizes[:part]) for part in range(len(sizes))]
+    starts = list(accumulate(sizes, initial=0))[:-1]
     part, block, column = layout.meetings
     device = part.device
     of_parts = to_device([starts, list(num_queries), [part.num_columns for part in layout.parts]], device)
@@ -98,16 +100,19 @@ def result_places(
 def scores(
     grids: Sequence[Tensor],  # of each part [B * kv heads, queries, D]
     keys: Sequence[Tensor],  # of each part [B * kv heads, block, D]
-    mask: Tensor,  # [V, block]
+    masks: Sequence[Tensor],  # of each part [B, 1, queries, block]
     scaling: float,
     softcap: float | None,
 ) -> Tensor:  # [V, block]
-    """In the mask's dtype."""
-    products = [torch.bmm(grid, key.transpose(1, 2)).flatten(0, 1) for grid, key in zip(grids, keys, strict=True)]
-    joined = _join(products)
-    if softcap is not None:
-        joined = torch.tanh(joined.mul_(scaling / softcap)).mul_(softcap / scaling)
-    return torch.add(mask, joined, alpha=scaling)
+    """In the masks' dtype."""
+    sizes = [grid.shape[0] * grid.shape[1] for grid in grids]
+    scored = masks[0].new_empty(sum(sizes), keys[0].shape[1])
+    for out, grid, key, mask in zip(scored.split_with_sizes(sizes), grids, keys, masks, strict=True):
+        products = torch.bmm(grid, key.transpose(1, 2)).view(mask.shape[0], -1, *mask.shape[2:])
+        if softcap is not None:
+            products = torch.tanh(products.mul_(scaling / softcap)).mul_(softcap / scaling)
+        torch.add(mask, products, alpha=scaling, out=out.view(products.shape))
+    return scored
 
 
 def weighted_sums(
@@ -120,11 +125,7 @@ def weighted_sums(
         torch.bmm(part.view(value.shape[0], -1, part.shape[1]), value).flatten(0, 1)
         for part, value in zip(parts, values, strict=True)
     ]
-    return _join(sums)
-
-
-def _join(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
 def logs_of_sums(scored: Tensor, weights: Tensor) -> Tensor:  # [V, block] each; [V]
@@ -142,7 +143,8 @@ def over_blocks(
     first, *others = logs.split(layout.counts)
     largest = first.clone() if sinks is None else torch.maximum(first, sinks.to(first))
     for other in others:
-        torch.maximum(largest[: len(other)], other, out=largest[: len(other)])
+        head = largest[: len(other)]
+        torch.maximum(head, other, out=head)
     shares = share(logs, largest.index_select(0, layout.tokens))
     total = add_up(sums * shares.unsqueeze(-1), layout.counts)
     weight = add_up(shares, layout.counts)
@@ -171,22 +173,15 @@ def add_up(parts: Tensor, counts: Sequence[int]) -> Tensor:  # [T, ...]; [first 
 
 
 def block_mask(
-    part: BlockPart,
-    window: int | None,
-    num_heads: int,
-    num_kv_heads: int,
-    num_queries: int,
-    block: int,
-    dtype: torch.dtype,
-) -> Tensor:  # [V of the part, block]
+    part: BlockPart, window: int | None, num_groups: int, num_queries: int, block: int, dtype: torch.dtype
+) -> Tensor:  # [B, 1, queries, block]
     """`HIDDEN` at slots that a query does not see, else 0."""
     positions = part.positions.unsqueeze(-1)  # [B, columns, 1]
     slots = part.first_slots.view(-1, 1, 1) + torch.arange(block, device=positions.device)
     visible = is_seen(slots, positions, window)
     mask = torch.zeros(visible.shape, dtype=dtype, device=positions.device).masked_fill_(~visible, HIDDEN)
-    mask = mask.repeat(1, num_heads // num_kv_heads, 1)
-    mask = F.pad(mask, (0, 0, 0, num_queries - mask.shape[1])).unsqueeze(1)  # [B, 1, queries, block]
-    return mask.expand(-1, num_kv_heads, -1, -1).flatten(0, 2)
+    mask = mask.repeat(1, num_groups, 1)
+    return F.pad(mask, (0, 0, 0, num_queries - mask.shape[1])).unsqueeze(1)
 
 
 def is_seen(slots: Tensor, positions: Tensor, window: int | None) -> Tensor:

@@ -34,8 +34,8 @@ def attend_row(
 
 
 def _slots(pool: Tensor, layout: AttentionLayout) -> Tensor:  # to [1, kv heads, slots, D]
-    (part,) = layout.parts
-    blocks = part.read(pool)[part.first_slots.argsort()]
+    in_order = layout.meetings[1].view(len(layout.counts), -1)[:, 0]  # of any token: all meet the same blocks
+    blocks = layout.parts[0].read(pool)[in_order]
     return blocks.transpose(0, 1).flatten(1, 2)[:, : layout.step.num_slots].unsqueeze(0)
 
 
