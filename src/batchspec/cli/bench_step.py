@@ -23,7 +23,7 @@ def step(
         str, typer.Option(help="Tokens of a step, N, with commas; multiples of --columns.")
     ] = "1,2,4,8,16,24,32,40",
     columns: Annotated[int, typer.Option(help="Tokens that each row adds: 1 and its drafts.")] = 1,
-    context: Annotated[int, typer.Option(help="Tokens that each row holds already.")] = 256,
+    context: Annotated[int, typer.Option(help="Tokens that each row holds already.")] = 200,
     repeats: Annotated[int, typer.Option(help="Times that each step is run, in turns.")] = 7,
     numerics: Annotated[str, typer.Option(help="invariant or fast.")] = "invariant",
     random_weights: Annotated[
@@ -44,7 +44,7 @@ def step(
     operations, at the bandwidth and the matrix rate that are measured in the same run. Exit code: 0 measured,
     2 bad options.
 
-    Example: batchspec bench step --sizes 1,8,32 --context 256
+    Example: batchspec bench step --sizes 1,8,32 --context 200
     """
     counts = {"--columns": columns, "--context": context, "--repeats": repeats}
     for name, value in counts.items():

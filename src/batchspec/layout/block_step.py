@@ -30,7 +30,7 @@ SmolLM2-135M on CPUs."""
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """`B` blocks of the pool, each met by as many queries. They are those of its rows, in the pool's order."""
+    """The `B` blocks of some rows, in the pool's order, each met by as many queries."""
 
     blocks: slice | Tensor
     """A slice if they lie side by side, else `[B]` int64."""
@@ -95,61 +95,53 @@ def lay_out_attention(step: PackedStep, table: BlockTable) -> AttentionLayout:
     >>> [part.queries.shape for part in layout.parts], layout.parts[1].queries[1].tolist()
     ([torch.Size([200, 1]), torch.Size([2, 4])], [1, 2, 3, 4])
     """
-    owned = [table.rows.get(row, []) for row in step.rows]
-    num_blocks, num_drafting = (
-        sum(len(blocks) for blocks, new in zip(owned, step.num_new, strict=True) if new > least)
-        for least in (0, 1)
-    )
-    is_split = is_worth_two_parts(num_blocks, num_drafting, step.num_columns)
+    new = np.array(step.num_new)
+    owned = [table.rows.get(row, []) if count else [] for row, count in zip(step.rows, step.num_new, strict=True)]
+    chosen = sorted((block, row, number) for row, own in enumerate(owned) for number, block in enumerate(own))
+    blocks = np.array(chosen).T  # [3, blocks]: block, row, and its number there
+    num_drafting = int((new[blocks[1]] > 1).sum())
+    is_split = is_worth_two_parts(len(chosen), num_drafting, step.num_columns)
     cuts = [0, 1, step.num_columns] if is_split else [0, step.num_columns]
-    found = [_part(step, owned, table.block_size, first, end) for first, end in pairwise(cuts)]
-    parts, places = zip(*found, strict=True)
-    return AttentionLayout(step, parts, *_meetings(step, places, cuts))
+    of_parts = [blocks[:, new[blocks[1]] > first] for first in cuts[:-1]]
+    parts = [
+        _part(step, own, table.block_size, *columns) for own, columns in zip(of_parts, pairwise(cuts), strict=True)
+    ]
+    return AttentionLayout(step, tuple(parts), *_meetings(step, of_parts, cuts))
 
 
-def _part(
-    step: PackedStep, owned: Sequence[list[int]], block_size: int, first: int, end: int
-) -> tuple[BlockPart, list[list[int]]]:
-    """The columns from `first` to `end`; and for each row, the places of its blocks in the part."""
-    new, held = np.array(step.num_new), np.array(step.lengths)
-    own_blocks = [blocks if count > first else [] for blocks, count in zip(owned, step.num_new, strict=True)]
-    chosen = sorted((block, row, number) for row, own in enumerate(own_blocks) for number, block in enumerate(own))
-    blocks, rows, numbers = (np.array(values) for values in zip(*chosen, strict=True))  # [B] each
-    place_of = {block: place for place, (block, _, _) in enumerate(chosen)}
-    columns = np.arange(first, end)
-    is_there = columns < new[rows, None]  # [B, columns]
-    queries = np.where(is_there, (new.cumsum() - new)[rows, None] + columns, 0)
-    positions = np.where(is_there, held[rows, None] + columns, 0)
-    device, span = step.slots.device, slice(int(blocks[0]), int(blocks[-1]) + 1)
-    part = BlockPart(
-        span if span.stop - span.start == len(blocks) else _send(blocks, device),
-        _send(numbers * block_size, device),
+def _part(step: PackedStep, blocks: NDArray[np.int64], block_size: int, first: int, end: int) -> BlockPart:
+    """The columns from `first` to `end` of these `[3, B]` blocks."""
+    block, row, number = blocks
+    new, held, columns = np.array(step.num_new), np.array(step.lengths), np.arange(first, end)
+    is_there = columns < new[row, None]  # [B, columns]
+    queries = np.where(is_there, (new.cumsum() - new)[row, None] + columns, 0)
+    positions = np.where(is_there, held[row, None] + columns, 0)
+    device, span = step.slots.device, slice(int(block[0]), int(block[-1]) + 1)
+    return BlockPart(
+        span if span.stop - span.start == len(block) else _send(block, device),
+        _send(number * block_size, device),
         _send(queries, device),
         _send(positions, device),
     )
-    return part, [[place_of[block] for block in own] for own in own_blocks]
 
 
 def _meetings(
-    step: PackedStep, places: Sequence[list[list[int]]], cuts: Sequence[int]
+    step: PackedStep, of_parts: Sequence[NDArray[np.int64]], cuts: Sequence[int]
 ) -> tuple[Tensor, tuple[int, ...], Tensor, Tensor | None]:
-    """What an `AttentionLayout` says of them: `places` are those of each part and row; `cuts` are the first
-    columns of the parts, and the end."""
-    num_owned = np.array([len(own) for own in places[0]])  # all rows with new tokens are in the first part
-    place_of = np.zeros((len(places), len(num_owned), num_owned.max()), dtype=np.int64)
-    for part, rows in enumerate(places):
-        for row, own in enumerate(rows):
-            place_of[part, row, : len(own)] = own
+    """What an `AttentionLayout` says of them; `cuts` are the first columns of the parts, and the end."""
     new = np.array(step.num_new)
+    num_owned = np.bincount(of_parts[0][1], minlength=len(new))  # all rows with new tokens are in the first part
+    place_of = np.zeros((len(of_parts), len(new), num_owned.max()), dtype=np.int64)
+    for part, (_, row, number) in enumerate(of_parts):
+        place_of[part, row, number] = np.arange(len(row))
     row_of = np.repeat(np.arange(len(new)), new)  # [N]
     column_of = np.arange(len(row_of)) - (new.cumsum() - new)[row_of]
     order = np.argsort(-num_owned[row_of], kind="stable")
     counts = [int((num_owned[row_of] > number).sum()) for number in range(num_owned.max())]
     tokens = np.concatenate([np.arange(count) for count in counts])  # [T]
-    numbers = np.repeat(np.arange(len(counts)), counts)
     met_row, met_column = row_of[order][tokens], column_of[order][tokens]
     met_part = np.searchsorted(cuts[1:-1], met_column, side="right")
-    met_block = place_of[met_part, met_row, numbers]
+    met_block = place_of[met_part, met_row, np.repeat(np.arange(len(counts)), counts)]
     sent = _send(np.stack([met_part, met_block, met_column - np.array(cuts)[met_part], tokens]), step.slots.device)
     is_in_order = bool((np.diff(order) > 0).all())
     return sent[:3], tuple(counts), sent[3], None if is_in_order else _send(np.argsort(order), sent.device)

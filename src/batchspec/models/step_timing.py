@@ -30,7 +30,7 @@ AS_OFTEN = 10
 LENGTH = 64
 """Tokens that rows hold before the step, if there is room."""
 
-ROWS, MANY_BLOCKS, MANY_COLUMNS, CACHES = 8, 8, 4, 6
+ROWS, MANY_BLOCKS, MANY_COLUMNS, CACHES = 8, 4, 4, 6
 """Over what attention is measured: rows, blocks of each, columns added, and layers."""
 
 Forward = Callable[[PackedStep, Tensor], Tensor]
@@ -60,7 +60,8 @@ def _measure_target(runner: Runner, sizes: list[int]) -> tuple[Points, float, fl
     steps = [_step(runner, size, runner.forward) for size in sizes]
     (kind, *_) = attention_kinds(runner.model)
     shapes = (1, 1), (MANY_BLOCKS, 1), (MANY_BLOCKS, 1 + MANY_COLUMNS)
-    attention = [_attention(kind, num_blocks, num_columns) for num_blocks, num_columns in shapes]
+    pools = _pools(kind)
+    attention = [_attention(kind, pools, num_blocks, num_columns) for num_blocks, num_columns in shapes]
     seconds = fastest([*steps, *attention * AS_OFTEN], REPEATS)
     few, many, wide = (min(seconds[len(steps) + place :: len(shapes)]) for place in range(len(shapes)))
     times = num_layers(runner.model) / CACHES
@@ -75,20 +76,29 @@ def _measure_draft(runner: Runner, sizes: list[int]) -> Points:
     return list(zip(sizes, fastest(runs, REPEATS * AS_OFTEN), strict=True))
 
 
-def _attention(kind: AttentionKind, num_blocks: int, num_columns: int) -> Callable[[], object]:
-    """Of one layer, over rows of so many blocks; in turns over several caches, as layers have one each."""
+def _pools(kind: AttentionKind) -> list[tuple[Tensor, Tensor]]:
+    """Keys and values of several layers: attention takes turns over them, as a model's layers do."""
+    like = torch.empty(0, dtype=kind.dtype, device=kind.device)
+    shape = ROWS * MANY_BLOCKS, kind.num_kv_heads, BLOCK
+    return [
+        (random_like((*shape, kind.head_size), like), random_like((*shape, kind.value_size), like))
+        for _ in range(CACHES)
+    ]
+
+
+def _attention(
+    kind: AttentionKind, pools: list[tuple[Tensor, Tensor]], num_blocks: int, num_columns: int
+) -> Callable[[], object]:
+    """Over rows of so many blocks, of which each adds so many tokens."""
     table = BlockTable()
     step = pack([num_blocks * BLOCK - num_columns] * ROWS, [num_columns] * ROWS, kind.device)
     table.give(table.missing(step.rows, [num_blocks * BLOCK] * ROWS))
     context = StepContext(lay_out_attention(step, table), None)
     like = torch.empty(0, dtype=kind.dtype, device=kind.device)
-    shape = ROWS * num_blocks, kind.num_kv_heads, BLOCK
-    keys = [random_like((*shape, kind.head_size), like) for _ in range(CACHES)]
-    values = [random_like((*shape, kind.value_size), like) for _ in range(CACHES)]
     line = random_like((step.num_tokens, kind.num_kv_heads * kind.num_groups, kind.head_size), like)
 
     def attend() -> None:
-        for key, value in zip(keys, values, strict=True):
+        for key, value in pools:
             out = attend_in_blocks(context, line, key, value, None, 0.1, None, None)
         out[-1, -1, -1].item()
 
