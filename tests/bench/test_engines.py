@@ -6,8 +6,9 @@ from toy_folders import text_llama
 from toy_text import byte_tokenizer
 
 from batchspec import LLM
-from batchspec.bench.engines import make_llm, open_method, share_models
+from batchspec.bench.engines import answer_by_engine, make_llm, open_method, share_models
 from batchspec.bench.methods import parse_methods
+from batchspec.bench.workload import Workload
 from batchspec.models.draft_checkpoint import make_draft, save_draft
 from batchspec.models.prepacking import PrepackedLinear
 
@@ -49,3 +50,15 @@ def test_a_draft_of_layers_with_the_whole_head_may_assist(tmp_path):
     methods = parse_methods(["transformers-assisted"], str(save(tmp_path / "draft")))
     models = share_models(LLM(text_llama(), tokenizer=byte_tokenizer()), methods)
     assert callable(open_method(models, methods[0], 1))
+
+
+@pytest.mark.parametrize(("method", "num_known"), [("none", 0), ("ngram,adaptive=false", 0), ("suffix,adaptive=true", 1)])
+def test_an_answer_comes_with_what_steps_were_held_to_cost(method, num_known):
+    models = share_models(LLM(text_llama(), tokenizer=byte_tokenizer(), max_num_seqs=2), [])
+    (parsed,) = parse_methods([method])
+    engine = make_llm(models, parsed, 2).engine
+    outcome = answer_by_engine(engine, Workload([[1, 2, 3, 1, 2, 3]], [""], max_tokens=8))
+    assert len(outcome.step_costs) == num_known
+    for costs in outcome.step_costs:
+        assert costs == engine.drafter.budget.target_costs
+        assert costs is not engine.drafter.budget.target_costs  # which goes on being corrected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -106,22 +106,39 @@ def test_a_product_whose_sums_go_another_way_at_some_sizes_is_found_out(monkeypa
     assert not {3, 7} & set(counts)
 
 
-@pytest.mark.parametrize("stage", ["grid_scores", "grid_weights", "grid_sums"])
+def scores_another_way(right, grids, keys, masks, *rules):
+    if grids[0].shape[1] >= 10:
+        return right(grids, keys, masks, *rules)
+    return right([grids[0].flip(2)], [keys[0].flip(2)], masks, *rules)
+
+
+def weights_another_way(right, scored, *others):
+    return right(scored, *others) * (1 + 2**-22 * (scored.shape[2] < 10))  # which bfloat16 would not show
+
+
+def logs_another_way(right, scored, weights):
+    return right(scored, weights) * (1 + 2**-22 * (scored.shape[2] < 10))
+
+
+def sums_another_way(right, weights, values, sizes):
+    if sizes[0] >= 10 * len(values[0]):
+        return right(weights, values, sizes)
+    return right(weights.flip(1), [values[0].flip(1)], sizes)
+
+
+WAYS = {
+    "scores": scores_another_way,
+    "grid_weights": weights_another_way,
+    "logs_of_sums": logs_another_way,
+    "weighted_sums": sums_another_way,
+}
+
+
+@pytest.mark.parametrize("stage", WAYS)
 def test_attention_that_goes_another_way_for_few_queries_is_found_out(monkeypatch, stage):
     kinds = attention_kinds(model("llama", torch.bfloat16))
-    right = getattr(attention_trial, stage)
-
-    def other_way(grid, *others):
-        result = right(grid, *others)
-        if grid.shape[2] >= 10:
-            return result
-        if stage == "grid_weights":
-            return result * (1 + 2**-22)  # which bfloat16 would not show
-        axis = 3 if stage == "grid_scores" else 2  # over which `others[0]` is summed: a head's size, or slots
-        return right(grid.flip(3), others[0].flip(axis), *others[1:])
-
     monkeypatch.setattr(products, "_answers", {})
-    monkeypatch.setattr(attention_trial, stage, other_way)
+    monkeypatch.setattr(attention_trial, stage, partial(WAYS[stage], getattr(attention_trial, stage)))
     assert max(find_queries(kinds)) == 16
 
 

@@ -127,10 +127,10 @@ def answer_by_engine(engine: OurEngine, workload: Workload) -> Outcome:
             if output.finished:
                 answers[place] = Answer(output.outputs[0].token_ids, first[place], now - begun[place])
     in_order = [answers[place] for place in range(len(answers))]
-    return Outcome(in_order, engine.stats, known_costs(engine.drafter.budget))
+    return Outcome(in_order, engine.stats, _known_costs(engine.drafter.budget))
 
 
-def known_costs(budget: Budget) -> list[StepCosts]:
+def _known_costs(budget: Budget) -> list[StepCosts]:
     """As they are now: they go on being corrected."""
     if not isinstance(budget, AdaptiveBudget):
         return []

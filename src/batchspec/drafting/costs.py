@@ -9,7 +9,7 @@ from dataclasses import dataclass
 SMOOTHING = 0.05
 """What one more measurement counts for in the correction."""
 
-MOST_OFF = 3.0
+MOST_OFF = 2.5
 """A step that took longer by more than this factor was stopped by something else, and counts as this."""
 
 
