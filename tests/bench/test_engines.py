@@ -52,7 +52,9 @@ def test_a_draft_of_layers_with_the_whole_head_may_assist(tmp_path):
     assert callable(open_method(models, methods[0], 1))
 
 
-@pytest.mark.parametrize(("method", "num_known"), [("none", 0), ("ngram,adaptive=false", 0), ("suffix,adaptive=true", 1)])
+@pytest.mark.parametrize(
+    ("method", "num_known"), [("none", 0), ("ngram,adaptive=false", 0), ("suffix,adaptive=true", 1)]
+)
 def test_an_answer_comes_with_what_steps_were_held_to_cost(method, num_known):
     models = share_models(LLM(text_llama(), tokenizer=byte_tokenizer(), max_num_seqs=2), [])
     (parsed,) = parse_methods([method])
